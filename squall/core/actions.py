@@ -1,0 +1,127 @@
+"""What a machine wants done. The driver performs every action, in order; each is a frozen Struct in the imperative.
+
+A long action ends in exactly one event: RunSteps in StepsDone (or ReplicaLost), LoadWeights in WeightsLoaded or LoadFailed.
+The others are fire-and-forget. Knows no behaviour.
+"""
+
+from msgspec import Struct
+
+from squall.core.events import AnyEvent, Rejection
+from squall.core.types import BlockHash, MachineId, ReplicaId, RequestId, RunId
+
+
+class Action(Struct, frozen=True, gc=False, tag_field="action", tag=True):
+    """Base of all actions."""
+
+
+class Send(Action, frozen=True, gc=False):
+    """Deliver `event` to the machine `to`, at the same instant, after all actions of the current call."""
+
+    to: MachineId
+    event: AnyEvent
+
+
+# -- of a replica, to its engine (or to the simulated world in its place)
+
+
+class Chunk(Struct, frozen=True, gc=False, array_like=True):
+    """A piece of one request's prefill.
+
+    Attributes:
+        request: whose.
+        offset: tokens whose KV exists before the piece (computed earlier or found in the prefix cache).
+        num_tokens: tokens to compute; in a run of several steps each step computes this many.
+        num_cached: of `offset`, tokens found in the prefix cache when the request was admitted; set on its first chunk
+            only. The engine takes the blocks of the first `num_cached / block_size` hashes of the request's chain.
+        last: the prefill is complete after this piece, and the step yields one token for the request.
+    """
+
+    request: RequestId
+    offset: int
+    num_tokens: int
+    num_cached: int
+    last: bool
+
+
+class RunSteps(Action, frozen=True, gc=False):
+    """Run up to `steps` steps. In each, every decoding request advances one token and every chunk one piece.
+
+    A request decodes from the step after its last chunk until it stops, is preempted or forgotten, so the decodes need no
+    list: `num_decodes` of them attend to `decode_context` tokens in all (their own new one counted) in the first step and
+    to `num_decodes` more each further step. With steps > 1 there is at most one chunk, it is not a last one, and its offset
+    advances by `num_tokens` a step.
+
+    The engine ends the run at the end of the first step in which a sequence stops, or at a `Cut`, and reports the steps
+    done. It takes new KV blocks from the free ones and, when there are none, those of `evictable`, in this order. Full
+    prompt blocks become shareable under their hash (unless that hash is already held) at the end of the step that
+    completes them. This struct satisfies `BatchShape`, the window that latency models look through.
+    """
+
+    run: RunId
+    steps: int
+    num_decodes: int
+    decode_context: int
+    chunks: tuple[Chunk, ...] = ()
+    evictable: tuple[BlockHash, ...] = ()
+
+
+class Cut(Action, frozen=True, gc=False):
+    """End run `run` at the first step boundary strictly after now. Harmless when it has ended."""
+
+    run: RunId
+
+
+class Preempt(Action, frozen=True, gc=False):
+    """Free these requests' KV; their tokens are kept, they come back as chunks from offset 0 (or the cached part)."""
+
+    requests: tuple[RequestId, ...]
+
+
+class Forget(Action, frozen=True, gc=False):
+    """Free these requests' KV and drop all that is known of them (cancelled). Unknown ids are ignored."""
+
+    requests: tuple[RequestId, ...]
+
+
+# -- of the router
+
+
+class Reply(Action, frozen=True, gc=False):
+    """Tell the client that `request` is rejected. `retry_after_s` is the router's estimate of when to come back."""
+
+    request: RequestId
+    rejection: Rejection
+    message: str
+    retry_after_s: float
+
+
+# -- of the controller
+
+
+class StartReplica(Action, frozen=True, gc=False):
+    """Start a process for `replica`; ends in ReplicaStarted or ReplicaLost."""
+
+    replica: ReplicaId
+
+
+class LoadWeights(Action, frozen=True, gc=False):
+    """Bring the weights to `replica` from `source` ("disk" so far) and build its KV pool."""
+
+    replica: ReplicaId
+    source: str
+
+
+class WarmReplica(Action, frozen=True, gc=False):
+    """Run a first step so that the next ones run at full speed; ends in Warmed or ReplicaLost."""
+
+    replica: ReplicaId
+
+
+class StopReplica(Action, frozen=True, gc=False):
+    """End the replica's process; ends in ReplicaStopped."""
+
+    replica: ReplicaId
+
+
+AnyAction = Send | RunSteps | Cut | Preempt | Forget | Reply | StartReplica | LoadWeights | WarmReplica | StopReplica
+"""The closed union, for decoding."""

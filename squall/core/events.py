@@ -1,0 +1,167 @@
+"""What has happened. Machines are told of it in these words; each is a frozen Struct named in the past tense.
+
+The same Structs travel over the wire (`live/rpc`) and into the event log. Knows no behaviour.
+"""
+
+from enum import Enum
+
+from msgspec import Struct
+
+from squall.core.types import ReplicaId, Request, RequestId, RunId
+
+
+class Event(Struct, frozen=True, gc=False, tag_field="event", tag=True):
+    """Base of all events."""
+
+
+# -- to a replica
+
+
+class Submitted(Event, frozen=True, gc=False):
+    """The router gives `request` to this replica."""
+
+    request: Request
+
+
+class StepsDone(Event, frozen=True, gc=False):
+    """A run ended after `steps` steps (at least 1, at most what was asked).
+
+    `stopped` names the sequences that ended at the last step (EOS, stop string, limit), in ascending id; the engine has
+    already freed their KV and forgotten them.
+    """
+
+    run: RunId
+    steps: int
+    stopped: tuple[RequestId, ...] = ()
+
+
+class Cancelled(Event, frozen=True, gc=False):
+    """Nobody wants the request's tokens any more (the client went away, or a deadline passed). To router and replica."""
+
+    request: RequestId
+
+
+# -- to the router
+
+
+class Arrived(Event, frozen=True, gc=False):
+    """A new request, already validated and tokenised."""
+
+    request: Request
+
+
+class Progressed(Event, frozen=True, gc=False):
+    """What the end of a run changed for the requests of `replica`; ids in ascending order.
+
+    `first` produced their first token, `finished` their last (or were cancelled), `preempted` lost their KV and wait again
+    at the replica. A request may be in `first` and `finished` at once.
+    """
+
+    replica: ReplicaId
+    first: tuple[RequestId, ...] = ()
+    finished: tuple[RequestId, ...] = ()
+    preempted: tuple[RequestId, ...] = ()
+
+
+class ReplicaUp(Event, frozen=True, gc=False):
+    """The replica takes requests from now on. `num_blocks` KV blocks of `block_size` tokens each."""
+
+    replica: ReplicaId
+    num_blocks: int
+    block_size: int
+
+
+class ReplicaDown(Event, frozen=True, gc=False):
+    """The replica takes no new requests. `lost`: what it had is gone too; otherwise it finishes what it has."""
+
+    replica: ReplicaId
+    lost: bool
+
+
+class DrainWanted(Event, frozen=True, gc=False):
+    """The whole service is shutting down: finish what is here, take nothing new. To the router."""
+
+
+# -- to the controller (the life of a replica; see core/lifecycle.py)
+
+
+class ReplicaStarted(Event, frozen=True, gc=False):
+    """The replica's process answers."""
+
+    replica: ReplicaId
+
+
+class LayerArrived(Event, frozen=True, gc=False):
+    """Layer `layer` (0-based) is complete at the replica and its checksum matched."""
+
+    replica: ReplicaId
+    layer: int
+
+
+class WeightsLoaded(Event, frozen=True, gc=False):
+    """Embedding, all layers and the head are complete; the KV pool holds `num_blocks` blocks of `block_size` tokens."""
+
+    replica: ReplicaId
+    num_blocks: int
+    block_size: int
+
+
+class LoadFailed(Event, frozen=True, gc=False):
+    """The weights could not be loaded; `reason` is one line for a person."""
+
+    replica: ReplicaId
+    reason: str
+
+
+class Warmed(Event, frozen=True, gc=False):
+    """A step may now run at full speed."""
+
+    replica: ReplicaId
+
+
+class Emptied(Event, frozen=True, gc=False):
+    """The last request left a draining replica."""
+
+    replica: ReplicaId
+
+
+class ReplicaLost(Event, frozen=True, gc=False):
+    """The replica's process died or stopped answering. `steps`: how many of its current run are known to be done."""
+
+    replica: ReplicaId
+    reason: str
+    steps: int = 0
+
+
+class ReplicaStopped(Event, frozen=True, gc=False):
+    """The replica's process ended as it was asked to."""
+
+    replica: ReplicaId
+
+
+# -- to any machine
+
+
+class Woke(Event, frozen=True, gc=False):
+    """The instant that the machine asked for with `wake_at` has come."""
+
+
+AnyEvent = (
+    Submitted | StepsDone | Cancelled | Arrived | Progressed | ReplicaUp | ReplicaDown | DrainWanted | ReplicaStarted | LayerArrived
+    | WeightsLoaded | LoadFailed | Warmed | Emptied | ReplicaLost | ReplicaStopped | Woke
+)  # fmt: skip
+"""The closed union, for decoding."""
+
+
+class Rejection(Enum):
+    """Why a request is not served. `retryable` ones may succeed later."""
+
+    TOO_LARGE = "too_large"  # could never fit into any replica's KV pool
+    QUEUE_FULL = "queue_full"
+    DRAINING = "draining"
+    NO_CAPACITY = "no_capacity"  # no replica is up and none is coming
+    LOST = "lost"  # its replicas died more often than it may be retried
+
+    @property
+    def retryable(self) -> bool:
+        return self is not Rejection.TOO_LARGE

@@ -1,0 +1,55 @@
+"""The words that events, actions and machines share. Knows no behaviour."""
+
+from enum import Enum
+
+from msgspec import Struct
+
+Nanos = int
+"""An instant or a duration, in integer nanoseconds. Seconds exist only in configuration, JSON and reports."""
+
+RequestId = int
+ReplicaId = int
+RunId = int
+BlockHash = int
+"""Hash of a full KV block chained over all blocks before it; 63 bits, never 0."""
+
+MachineId = int
+"""Where a message goes: a replica (0, 1, ...) or one of the two below."""
+ROUTER: MachineId = -1
+CONTROLLER: MachineId = -2
+
+MICROSECOND: Nanos = 1_000
+MILLISECOND: Nanos = 1_000_000
+SECOND: Nanos = 1_000_000_000
+FOREVER = 1 << 60
+"""Longer than any run: a plan without an end of its own."""
+
+
+class Role(Enum):
+    """Which phase of a request a replica serves."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+class Request(Struct, frozen=True, gc=False):
+    """All that a machine may know of a request. Its output length is not among it.
+
+    Attributes:
+        id: unique in a run; ids grow with arrival.
+        arrived_at: when it reached the front door.
+        num_prompt_tokens: tokens in the prompt, at least 1.
+        max_output_tokens: the most it may generate, at least 1.
+        num_output_tokens: tokens that it generated before it came here (a request continued after its replica died).
+        block_hashes: one hash a full block of the prompt, chained; empty where nothing is known of its content.
+        session: requests of one session share a prefix; 0 means none.
+    """
+
+    id: RequestId
+    arrived_at: Nanos
+    num_prompt_tokens: int
+    max_output_tokens: int
+    num_output_tokens: int = 0
+    block_hashes: tuple[BlockHash, ...] = ()
+    session: int = 0

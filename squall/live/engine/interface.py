@@ -1,0 +1,125 @@
+"""What a worker asks of an engine, and what it gets back. Knows no machine, no network and no tensors.
+
+An engine lives in one thread of its own. It keeps, for every request it was given, the tokens and how to sample, and owns the
+physical KV blocks; which requests run in a step, and how many blocks there are, the replica's machine decides.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from squall.core.actions import RunSteps
+from squall.core.types import RequestId, RunId
+
+
+class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a request's tokens are chosen. Noise is keyed by (seed, position): tokens do not depend on the batch."""
+
+    max_tokens: int
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is all
+    min_p: float = 0.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    logprobs: int | None = None  # how many alternatives a token; 0 is the chosen one alone
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    skip_special_tokens: bool = True
+
+
+class Job(Struct, frozen=True):
+    """A request's data: what travels beside `core.types.Request` and machines never see.
+
+    `output` holds the tokens already delivered to the client, when the request is continued after its replica died.
+    """
+
+    request: RequestId
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    output: tuple[int, ...] = ()
+
+
+class TokenLogprob(Struct, frozen=True):
+    """One token with its text, its bytes and its natural-log probability."""
+
+    token: int
+    text: str
+    bytes: bytes
+    logprob: float
+
+
+class TokenOut(Struct, frozen=True):
+    """What one step yields for one request.
+
+    Attributes:
+        text: text that became certain with this token: it cannot be the start of a stop string nor of an incomplete
+            character any more. May be empty; the last one carries whatever is left.
+        finish: "stop" or "length" with the last token, None before.
+        stop_reason: the stop string or token id that matched, where one did.
+        logprob, top: where asked for.
+    """
+
+    request: RequestId
+    token: int
+    text: str
+    finish: str | None = None
+    stop_reason: str | int | None = None
+    num_cached_tokens: int = 0
+    logprob: TokenLogprob | None = None
+    top: tuple[TokenLogprob, ...] = ()
+
+
+class RunEnded(Struct, frozen=True):
+    """How a run ended; becomes the event StepsDone."""
+
+    run: RunId
+    steps: int
+    stopped: tuple[RequestId, ...]
+
+
+class Engine(Protocol):
+    """All methods are called in the engine's own thread, except `cut`.
+
+    Attributes:
+        num_blocks, block_size: the KV pool, known after `load`.
+        max_model_len: the longest prompt plus output.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+
+    def load(self) -> None:
+        """Read the weights and build the KV pool. Raises ModelError."""
+        ...
+
+    def warm(self) -> None:
+        """Run a first step."""
+        ...
+
+    def add(self, job: Job) -> None:
+        """Take a request's data; it runs when a chunk of it comes."""
+        ...
+
+    def preempt(self, requests: Sequence[RequestId]) -> None:
+        """Free their KV, keep their tokens."""
+        ...
+
+    def forget(self, requests: Sequence[RequestId]) -> None:
+        """Free their KV and drop them. Unknown ids are ignored."""
+        ...
+
+    def run(self, action: RunSteps, emit: Callable[[Sequence[TokenOut]], None]) -> RunEnded:
+        """Run until the steps are done, a sequence stops or `cut` was called for this run; `emit` once a step, all tokens in it."""
+        ...
+
+    def cut(self, run: RunId) -> None:
+        """Ask run `run` to end at its next step boundary. From any thread; harmless when it has ended."""
+        ...
