@@ -1,18 +1,33 @@
-"""The one configuration tree of all commands, read from TOML.
+"""The one configuration tree of all commands: which keys there are, and how they are read from TOML and overridden.
 
-Knows files, keys and overrides, and how to say which key is wrong. Does not know what a value does: every table is read by
-the module it configures, and a policy's table is the policy itself.
+Does not know what a value does: every table is read by the module that it configures, and a policy's table is the policy
+itself. Whatever is wrong with a file or a key becomes one `ConfigError` that names the place and the fix.
 """
 
-from __future__ import annotations
+import difflib
+import importlib
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from msgspec import Struct, field
+import msgspec
+import tomli_w
+from msgspec import Meta, Struct, field
 
+from squall.errors import ConfigError
 from squall.policies.batching import Batching, Vllm
 from squall.policies.load import Disk, Load
 from squall.policies.route import LeastLoaded, Route
 from squall.policies.scale import Fixed, Scale
 from squall.workload.spec import Workload
+
+Positive = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Fraction = Annotated[float, Meta(gt=0, le=1)]
 
 
 class Model(Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,73 +41,81 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     """What there is to run on. `gpu` is a catalogue name; "cpu" is this machine."""
 
     gpu: str = "cpu"
-    nodes: int = 1
-    gpus_per_node: int = 8
-    usd_per_gpu_hour: float | None = None  # overrides the catalogue's price
+    nodes: Positive = 1
+    gpus_per_node: Positive = 8
+    usd_per_gpu_hour: Annotated[float, Meta(ge=0)] | None = None  # overrides the catalogue's price
 
 
 class ReplicaSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """The shape of one replica. `num_blocks` overrides what the memory model says."""
 
-    tp: int = 1
-    pp: int = 1
-    block_size: int = 16
-    kv_dtype: str = "auto"
-    dtype: str = "auto"
-    gpu_memory_utilization: float = 0.9
-    num_blocks: int | None = None
-    max_model_len: int | None = None  # the model's own when None
+    tp: Positive = 1
+    pp: Positive = 1
+    block_size: Positive = 16
+    kv_dtype: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    gpu_memory_utilization: Fraction = 0.9
+    num_blocks: Positive | None = None
+    max_model_len: Positive | None = None  # the model's own when None
 
 
 class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
-    mode: str = "colocated"
-    replicas: int = 1
+    """How many replicas, and how they share the work."""
+
+    mode: Literal["colocated"] = "colocated"
+    replicas: Positive = 1
 
 
 class Queue(Struct, frozen=True, forbid_unknown_fields=True):
     """The router's waiting room, bounded in requests and in prompt tokens."""
 
-    max_requests: int = 4096
-    max_tokens: int = 16_000_000
-    max_retries: int = 2  # how often a request may lose its replica
+    max_requests: Positive = 4096
+    max_tokens: Positive = 16_000_000
+    max_retries: NotNegative = 2  # how often a request may lose its replica
 
 
 class Latency(Struct, frozen=True, forbid_unknown_fields=True):
-    """`kind`: "auto", "roofline" or "profile" (then `path` names the profile)."""
+    """Where step times come from. `kind = "profile"` reads the file at `path`."""
 
-    kind: str = "auto"
+    kind: Literal["auto", "roofline", "profile"] = "auto"
     path: str | None = None
-    overhead_s: float | None = None  # per step, over the GPU's own time; None: the source's
+    overhead_s: Annotated[float, Meta(ge=0)] | None = None  # a step, over the GPU's own time; None: the source's
 
 
 class Slo(Struct, frozen=True, forbid_unknown_fields=True):
-    ttft_s: float | None = None
-    tbt_s: float | None = None
-    e2e_s: float | None = None
-    attainment: float = 0.99
+    """What a request is promised: time to first token, mean time between tokens, end to end."""
+
+    ttft_s: Seconds | None = None
+    tbt_s: Seconds | None = None
+    e2e_s: Seconds | None = None
+    attainment: Fraction = 0.99
 
 
 class Serve(Struct, frozen=True, forbid_unknown_fields=True):
-    """The live body. `engine`: "torch" or "emulated" (which sleeps for predicted times, stretched by `time_dilation`)."""
+    """The live body. The emulated engine sleeps for predicted times, stretched by `time_dilation`."""
 
     host: str = "127.0.0.1"
-    port: int = 8000
-    engine: str = "torch"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
+    engine: Literal["torch", "emulated"] = "torch"
     device: str = "cpu"
-    compute_threads: int = 1
+    compute_threads: Positive = 1
     api_keys: tuple[str, ...] = ()
-    drain_timeout_s: float = 30.0
-    time_dilation: float = 1.0
+    drain_timeout_s: Seconds = 30.0
+    time_dilation: Seconds = 1.0
     vllm_metrics: bool = True
     event_log: bool = True
 
 
 class Run(Struct, frozen=True, forbid_unknown_fields=True):
-    seed: int = 0
-    out: str | None = None  # run directory; made from the command and the time when None
+    """One execution: its dice and its run directory (named after the command and the time when None)."""
+
+    seed: NotNegative = 0
+    out: str | None = None
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole tree; every table has defaults, only a simulation or a replay needs a `[workload]`."""
+
     model: Model = field(default_factory=Model)
     cluster: Cluster = field(default_factory=Cluster)
     replica: ReplicaSpec = field(default_factory=ReplicaSpec)
@@ -107,3 +130,174 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     slo: Slo = field(default_factory=Slo)
     serve: Serve = field(default_factory=Serve)
     run: Run = field(default_factory=Run)
+
+
+POLICY_TABLES = ("batching", "route", "scale", "load")
+"""Tables whose `kind` may also be "package.module:Class", a policy of the user's own."""
+
+
+def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in `path` (all defaults when None), with `key=value` overrides applied last.
+
+    Paths inside the file are taken relative to it, those in overrides relative to the working directory; both come out
+    absolute, so that the resolved configuration can be run again from anywhere.
+
+    Raises:
+        ConfigError: the file cannot be read or is not TOML, a key does not exist, or a value does not fit.
+    """
+    tree = _read(path) if path is not None else {}
+    where = str(path) if path is not None else "configuration"
+    _make_paths_absolute(tree, Path(path).resolve().parent if path is not None else Path.cwd())
+    for override in overrides:
+        patch = _override(override)
+        _make_paths_absolute(patch, Path.cwd())
+        _merge(tree, patch)
+    own = {name: tree.pop(name) for name in POLICY_TABLES if ":" in str(_kind(tree.get(name)))}
+    try:
+        config = msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {_explain(str(error), tree)}") from None
+    policies = {name: _own_policy(where, name, table) for name, table in own.items()}
+    return msgspec.structs.replace(config, **policies) if policies else config
+
+
+def dumps(config: Config) -> str:
+    """The configuration as TOML, every default spelled out; `load` of it gives an equal configuration."""
+    tree = msgspec.to_builtins(config)
+    for name in POLICY_TABLES:
+        policy = getattr(config, name)
+        if not _is_ours(name, policy):
+            tree[name]["kind"] = f"{type(policy).__module__}:{type(policy).__qualname__}"
+    return tomli_w.dumps(_without_none(tree))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as UTF-8 text: {error}") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def _override(text: str) -> dict[str, Any]:
+    """`a.b=1` as the tree {a: {b: 1}}. A value that is not a TOML value is taken as a string."""
+    key, equals, value = text.partition("=")
+    names = [name.strip() for name in key.split(".")]
+    if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]+", name) for name in names):
+        raise ConfigError(f"--set {text}: expected key=value, such as fleet.replicas=4")
+    try:
+        patch: Any = tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        patch = value.strip()
+    for name in reversed(names):
+        patch = {name: patch}
+    return dict(patch)
+
+
+def _merge(tree: dict[str, Any], patch: dict[str, Any]) -> None:
+    """Overlay `patch`. A table whose `kind` changes starts anew: the old kind's keys mean nothing to the new one."""
+    for name, value in patch.items():
+        old = tree.get(name)
+        if isinstance(old, dict) and isinstance(value, dict) and _kind(value) in (None, _kind(old)):
+            _merge(old, value)
+        else:
+            tree[name] = value
+
+
+def _kind(table: Any) -> Any:
+    return table.get("kind") if isinstance(table, dict) else None
+
+
+def _make_paths_absolute(tree: dict[str, Any], base: Path) -> None:
+    """In place. A model's name is a path when it says so (./x, /x, ~/x) or names something that exists there."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            _make_paths_absolute(value, base)
+        elif name == "path" and isinstance(value, str):
+            tree[name] = str(base / Path(value).expanduser())
+    model = tree.get("model")
+    if isinstance(model, dict) and isinstance(model.get("name"), str):
+        name = model["name"]
+        path = base / Path(name).expanduser()
+        if name.startswith((".", "/", "~")) or ("/" in name and path.exists()):
+            model["name"] = str(path)
+
+
+def _own_policy(where: str, name: str, table: dict[str, Any]) -> Any:
+    """A user's policy: `kind = "package.module:Class"`, the other keys are its fields."""
+    module, _, attribute = str(table["kind"]).partition(":")
+    try:
+        policy = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{where}: {name}.kind = {table['kind']!r} cannot be imported: {error}") from None
+    fields = {key: value for key, value in table.items() if key != "kind"}
+    try:
+        return msgspec.convert(fields, policy)
+    except (msgspec.ValidationError, TypeError) as error:
+        raise ConfigError(f"{where}: {name} ({table['kind']}): {error}") from None
+
+
+def _is_ours(name: str, policy: Any) -> bool:
+    return isinstance(policy, get_args(get_type_hints(Config)[name]) or get_type_hints(Config)[name])
+
+
+def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
+    """TOML has no null: a key that is not set is left out."""
+    return {name: _without_none(value) if isinstance(value, dict) else value for name, value in tree.items() if value is not None}
+
+
+def _explain(message: str, tree: dict[str, Any]) -> str:
+    """msgspec's complaint in the user's words: the dotted key, what is wrong, what would be right."""
+    what, _, at = message.partition(" - at `$")
+    names = [name for name in at.rstrip("`").split(".") if name]
+    table = _types_at(Config, tree, names)
+    key = ".".join(names)
+    if unknown := re.match(r"Object contains unknown field `(.*)`", what):
+        known = sorted(name for struct in table for name in struct.__struct_fields__)
+        close = difflib.get_close_matches(unknown[1], known, n=1)
+        place = f"[{key}] has no key" if key else "there is no table"
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+        return f"{place} {unknown[1]!r}; {hint}"
+    if missing := re.match(r"Object missing required field `(.*)`", what):
+        return f"[{key}] needs the key {missing[1]!r}"
+    value = _value_at(tree, names)
+    what = what.replace("Invalid value ", "unknown value ").replace("Invalid enum value ", "unknown value ")
+    choices = _choices(table, names)
+    return f"{key} = {value!r}: {what[0].lower()}{what[1:]}" + (f"; one of {choices}" if choices else "")
+
+
+def _types_at(struct: type, tree: dict[str, Any], names: Sequence[str]) -> list[Any]:
+    """The Struct types that may stand at a dotted key (several where a `kind` chooses and none was given)."""
+    structs: list[Any] = [struct]
+    for depth, name in enumerate(names):
+        kind = _kind(_value_at(tree, names[: depth + 1]))
+        found = [t for s in structs for t in _structs_in(get_type_hints(s, include_extras=True).get(name))]
+        if not found:
+            return structs
+        structs = [t for t in found if t.__struct_config__.tag == kind] or found
+    return structs
+
+
+def _structs_in(annotation: Any) -> list[Any]:
+    if get_origin(annotation) in (Union, UnionType):
+        return [t for part in get_args(annotation) for t in _structs_in(part)]
+    return [annotation] if isinstance(annotation, type) and issubclass(annotation, Struct) else []
+
+
+def _choices(table: Sequence[Any], names: Sequence[str]) -> str:
+    """What an enumerated key or a `kind` may be; empty where that is not the question."""
+    if names and names[-1] == "kind" and all(t.__struct_config__.tag for t in table):
+        return ", ".join(str(t.__struct_config__.tag) for t in table)
+    hints = [get_type_hints(t, include_extras=True).get(names[-1]) for t in table if names]
+    return ", ".join(str(choice) for hint in hints if get_origin(hint) is Literal for choice in get_args(hint))
+
+
+def _value_at(tree: Any, names: Sequence[str]) -> Any:
+    for name in names:
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree

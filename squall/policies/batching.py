@@ -6,7 +6,7 @@ Knows no blocks by name, no clock and no engine: the replica takes blocks, preem
 from msgspec import Struct
 
 
-class Vllm(Struct, frozen=True, tag_field="kind", tag="vllm"):
+class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="vllm"):
     """vLLM V1: decodes first, then the partial prefill, then the queue's head, all within one token budget.
 
     Attributes:

@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 
-class Disk(Struct, frozen=True, tag_field="kind", tag="disk"):
+class Disk(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="disk"):
     """Every replica reads its checkpoint from its own disk."""
 
 

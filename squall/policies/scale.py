@@ -3,7 +3,7 @@
 from msgspec import Struct
 
 
-class Fixed(Struct, frozen=True, tag_field="kind", tag="fixed"):
+class Fixed(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="fixed"):
     """As many as the fleet's configuration says, always."""
 
 

@@ -1,0 +1,137 @@
+"""The configuration tree: what a file, an override or a mistake in either comes to."""
+
+import tomllib
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from squall import config
+from squall.config import Config, dumps, load
+from squall.errors import ConfigError
+from squall.policies.route import LeastLoaded, RoundRobin
+from squall.workload.spec import PoissonArrivals, SyntheticWorkload, TraceWorkload
+
+
+class AlwaysFirst(msgspec.Struct, frozen=True):
+    """A route policy of a user's own."""
+
+    bias: int = 0
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+SYNTHETIC = """
+[workload]
+kind = "synthetic"
+arrivals = { kind = "poisson", rate_rps = 2.0 }
+prompt = { kind = "fixed", tokens = 8 }
+output = { kind = "uniform", low = 1, high = 4 }
+num_requests = 10
+"""
+
+
+def test_no_file_means_all_defaults() -> None:
+    assert load(None) == Config()
+
+
+def test_a_file_is_read_and_an_override_wins(tmp_path: Path) -> None:
+    loaded = load(write(tmp_path, SYNTHETIC + "[fleet]\nreplicas = 2\n"), ["fleet.replicas=4", "model.name=llama-3-8b"])
+    assert loaded.fleet.replicas == 4
+    assert loaded.model.name == "llama-3-8b"
+    assert isinstance(loaded.workload, SyntheticWorkload)
+    assert loaded.workload.arrivals == PoissonArrivals(2.0)
+
+
+def test_an_override_that_changes_the_kind_drops_the_old_kinds_keys() -> None:
+    assert load(None, ["route.kind=least_loaded", "route.output_tokens=7"]).route == LeastLoaded(7)
+    assert load(None, ["route.output_tokens=7", "route.kind=round_robin"]).route == RoundRobin()
+
+
+def test_the_resolved_configuration_loads_to_the_same(tmp_path: Path) -> None:
+    once = load(write(tmp_path, SYNTHETIC))
+    assert load(write(tmp_path, dumps(once))) == once
+
+
+@given(replicas=st.integers(1, 10**6), share=st.floats(0.01, 1.0), name=st.text(min_size=1, max_size=20))
+def test_any_values_survive_the_round_trip(replicas: int, share: float, name: str) -> None:
+    tree = Config(
+        fleet=config.Fleet(replicas=replicas),
+        replica=config.ReplicaSpec(gpu_memory_utilization=share),
+        model=config.Model(served_as=(name,)),
+    )
+    assert msgspec.convert(tomllib.loads(dumps(tree)), Config) == tree
+
+
+def test_paths_in_a_file_are_relative_to_it(tmp_path: Path) -> None:
+    loaded = load(write(tmp_path, '[workload]\nkind = "trace"\npath = "a.csv"\n[model]\nname = "./model"\n'))
+    assert isinstance(loaded.workload, TraceWorkload)
+    assert loaded.workload.path == str(tmp_path / "a.csv")
+    assert loaded.model.name == str(tmp_path / "model")
+
+
+def test_a_users_own_policy_is_loaded_and_written_back(tmp_path: Path) -> None:
+    own = f"{__name__}:AlwaysFirst"
+    loaded = load(None, [f'route={{ kind = "{own}", bias = 3 }}'])
+    route: object = loaded.route
+    assert route == AlwaysFirst(3)
+    assert load(write(tmp_path, dumps(loaded))) == loaded
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[model]\nnme = 'x'", "[model] has no key 'nme'; did you mean 'name'?"),
+        ("[modle]\n", "there is no table 'modle'; did you mean 'model'?"),
+        ("[replica]\ntp = 0", "replica.tp = 0: expected `int` >= 1"),
+        ("[serve]\nport = 'x'", "serve.port = 'x': expected `int`, got `str`"),
+        ("[serve]\nengine = 'x'", "serve.engine = 'x': unknown value 'x'; one of torch, emulated"),
+        ("[route]\nkind = 'least_loded'", "route.kind = 'least_loded': unknown value 'least_loded'; one of round_robin, least"),
+        ("[workload]\nkind = 'trace'", "[workload] needs the key 'path'"),
+        (SYNTHETIC.replace("rate_rps", "rate"), "[workload.arrivals] has no key 'rate'; did you mean 'rate_rps'?"),
+        ("[slo]\nattainment = 1.5", "slo.attainment = 1.5: expected `float` <= 1.0"),
+        ("[[[", "not valid TOML: "),
+        ("[route]\nkind = 'nowhere:Policy'", "route.kind = 'nowhere:Policy' cannot be imported: No module named 'nowhere'"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_file_the_key_and_the_fix(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.toml: no such configuration file"):
+        load(tmp_path / "absent.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"binary.toml: cannot be read as UTF-8 text"):
+        load(tmp_path / "binary.toml")
+
+
+@pytest.mark.parametrize("override", ["fleet", "=3", "a b=1", "fleet..replicas=1"])
+def test_an_override_without_a_key_or_a_value_says_what_one_looks_like(override: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected key=value, such as fleet\.replicas=4"):
+        load(None, [override])
+
+
+def structs_below(annotation: Any) -> set[Any]:
+    """All Struct types that the configuration can contain."""
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        inner = [structs_below(hint) for hint in get_type_hints(annotation, include_extras=True).values()]
+        return {annotation}.union(*inner)
+    return set[Any]().union(*(structs_below(part) for part in get_args(annotation)))
+
+
+def test_no_table_swallows_a_key_that_it_does_not_know() -> None:
+    lax = [struct for struct in structs_below(Config) if not struct.__struct_config__.forbid_unknown_fields]
+    assert lax == []
