@@ -1,0 +1,50 @@
+# Everything runs in a virtual environment of its own; `make demo` and `make test` set it up when it is missing.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test check lint types imports bench smoke docs proto clean
+
+demo: $(VENV)/.serve ## serve the embedded model, load it, simulate the same, compare
+	$(BIN)/squall demo
+
+test: $(VENV)/.dev ## all tests; those that need the embedded model skip when it cannot be fetched
+	-$(BIN)/squall model pull smollm2
+	$(BIN)/python -m pytest -m "not slow"
+
+check: lint types imports test ## what a change must pass
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev ## every benchmark, each printing a table
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+smoke: $(VENV)/.dev ## every benchmark, just enough to see that it runs
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script --smoke || exit 1; done
+
+docs: $(VENV)/.dev ## the pages that are made from the code
+	$(BIN)/python -m squall.report.diagrams
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("squall needs Python 3.11 or newer; say make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.serve: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[serve]'
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) -e '.[dev]'
+	touch $@ $(VENV)/.serve
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
