@@ -1,0 +1,1 @@
+"""Made from squall.proto by `make proto`; do not edit."""

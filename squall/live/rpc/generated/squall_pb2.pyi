@@ -1,0 +1,461 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Rejection(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    REJECTION_UNSPECIFIED: _ClassVar[Rejection]
+    REJECTION_TOO_LARGE: _ClassVar[Rejection]
+    REJECTION_QUEUE_FULL: _ClassVar[Rejection]
+    REJECTION_DRAINING: _ClassVar[Rejection]
+    REJECTION_NO_CAPACITY: _ClassVar[Rejection]
+    REJECTION_LOST: _ClassVar[Rejection]
+REJECTION_UNSPECIFIED: Rejection
+REJECTION_TOO_LARGE: Rejection
+REJECTION_QUEUE_FULL: Rejection
+REJECTION_DRAINING: Rejection
+REJECTION_NO_CAPACITY: Rejection
+REJECTION_LOST: Rejection
+
+class ToReplica(_message.Message):
+    __slots__ = ("open", "event", "action", "job")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    open: Open
+    event: Event
+    action: Action
+    job: Job
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class Open(_message.Message):
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    def __init__(self, replica: _Optional[int] = ...) -> None: ...
+
+class FromReplica(_message.Message):
+    __slots__ = ("send", "output", "load")
+    SEND_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    send: Send
+    output: StepOutput
+    load: ReplicaLoad
+    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., load: _Optional[_Union[ReplicaLoad, _Mapping]] = ...) -> None: ...
+
+class StepOutput(_message.Message):
+    __slots__ = ("tokens",)
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    tokens: _containers.RepeatedCompositeFieldContainer[TokenOut]
+    def __init__(self, tokens: _Optional[_Iterable[_Union[TokenOut, _Mapping]]] = ...) -> None: ...
+
+class TokenOut(_message.Message):
+    __slots__ = ("request", "token", "text", "finish", "stop_string", "stop_token", "num_cached_tokens", "logprob", "top")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    STOP_STRING_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    token: int
+    text: str
+    finish: str
+    stop_string: str
+    stop_token: int
+    num_cached_tokens: int
+    logprob: TokenLogprob
+    top: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
+    def __init__(self, request: _Optional[int] = ..., token: _Optional[int] = ..., text: _Optional[str] = ..., finish: _Optional[str] = ..., stop_string: _Optional[str] = ..., stop_token: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., logprob: _Optional[_Union[TokenLogprob, _Mapping]] = ..., top: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+
+class TokenLogprob(_message.Message):
+    __slots__ = ("token", "text", "bytes", "logprob")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    token: int
+    text: str
+    bytes: bytes
+    logprob: float
+    def __init__(self, token: _Optional[int] = ..., text: _Optional[str] = ..., bytes: _Optional[bytes] = ..., logprob: _Optional[float] = ...) -> None: ...
+
+class ReplicaLoad(_message.Message):
+    __slots__ = ("num_running", "num_waiting", "num_blocks", "num_used_blocks", "num_prefix_cache_queries", "num_prefix_cache_hits")
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_USED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFIX_CACHE_QUERIES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFIX_CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_used_blocks: int
+    num_prefix_cache_queries: int
+    num_prefix_cache_hits: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_used_blocks: _Optional[int] = ..., num_prefix_cache_queries: _Optional[int] = ..., num_prefix_cache_hits: _Optional[int] = ...) -> None: ...
+
+class Job(_message.Message):
+    __slots__ = ("request", "prompt", "sampling", "output")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    sampling: Sampling
+    output: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., output: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Sampling(_message.Message):
+    __slots__ = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "skip_special_tokens")
+    class LogitBiasEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: float
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    ignore_eos: bool
+    min_tokens: int
+    logprobs: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: _containers.ScalarMap[int, float]
+    skip_special_tokens: bool
+    def __init__(self, max_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: bool = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., skip_special_tokens: bool = ...) -> None: ...
+
+class Request(_message.Message):
+    __slots__ = ("id", "arrived_at", "num_prompt_tokens", "max_output_tokens", "num_output_tokens", "block_hashes", "session")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_AT_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    arrived_at: int
+    num_prompt_tokens: int
+    max_output_tokens: int
+    num_output_tokens: int
+    block_hashes: _containers.RepeatedScalarFieldContainer[int]
+    session: int
+    def __init__(self, id: _Optional[int] = ..., arrived_at: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., session: _Optional[int] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("submitted", "steps_done", "cancelled", "arrived", "progressed", "replica_up", "replica_down", "drain_wanted", "replica_started", "layer_arrived", "weights_loaded", "load_failed", "warmed", "emptied", "replica_lost", "replica_stopped", "woke")
+    SUBMITTED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    PROGRESSED_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_UP_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_DOWN_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_WANTED_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_STARTED_FIELD_NUMBER: _ClassVar[int]
+    LAYER_ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_LOADED_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FAILED_FIELD_NUMBER: _ClassVar[int]
+    WARMED_FIELD_NUMBER: _ClassVar[int]
+    EMPTIED_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_LOST_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_STOPPED_FIELD_NUMBER: _ClassVar[int]
+    WOKE_FIELD_NUMBER: _ClassVar[int]
+    submitted: Submitted
+    steps_done: StepsDone
+    cancelled: Cancelled
+    arrived: Arrived
+    progressed: Progressed
+    replica_up: ReplicaUp
+    replica_down: ReplicaDown
+    drain_wanted: DrainWanted
+    replica_started: ReplicaStarted
+    layer_arrived: LayerArrived
+    weights_loaded: WeightsLoaded
+    load_failed: LoadFailed
+    warmed: Warmed
+    emptied: Emptied
+    replica_lost: ReplicaLost
+    replica_stopped: ReplicaStopped
+    woke: Woke
+    def __init__(self, submitted: _Optional[_Union[Submitted, _Mapping]] = ..., steps_done: _Optional[_Union[StepsDone, _Mapping]] = ..., cancelled: _Optional[_Union[Cancelled, _Mapping]] = ..., arrived: _Optional[_Union[Arrived, _Mapping]] = ..., progressed: _Optional[_Union[Progressed, _Mapping]] = ..., replica_up: _Optional[_Union[ReplicaUp, _Mapping]] = ..., replica_down: _Optional[_Union[ReplicaDown, _Mapping]] = ..., drain_wanted: _Optional[_Union[DrainWanted, _Mapping]] = ..., replica_started: _Optional[_Union[ReplicaStarted, _Mapping]] = ..., layer_arrived: _Optional[_Union[LayerArrived, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., load_failed: _Optional[_Union[LoadFailed, _Mapping]] = ..., warmed: _Optional[_Union[Warmed, _Mapping]] = ..., emptied: _Optional[_Union[Emptied, _Mapping]] = ..., replica_lost: _Optional[_Union[ReplicaLost, _Mapping]] = ..., replica_stopped: _Optional[_Union[ReplicaStopped, _Mapping]] = ..., woke: _Optional[_Union[Woke, _Mapping]] = ...) -> None: ...
+
+class Submitted(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: Request
+    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ...) -> None: ...
+
+class StepsDone(_message.Message):
+    __slots__ = ("run", "steps", "stopped")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
+    run: int
+    steps: int
+    stopped: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run: _Optional[int] = ..., steps: _Optional[int] = ..., stopped: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Cancelled(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    def __init__(self, request: _Optional[int] = ...) -> None: ...
+
+class Arrived(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: Request
+    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ...) -> None: ...
+
+class Progressed(_message.Message):
+    __slots__ = ("replica", "first", "finished", "preempted")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    first: _containers.RepeatedScalarFieldContainer[int]
+    finished: _containers.RepeatedScalarFieldContainer[int]
+    preempted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, replica: _Optional[int] = ..., first: _Optional[_Iterable[int]] = ..., finished: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReplicaUp(_message.Message):
+    __slots__ = ("replica", "num_blocks", "block_size")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    num_blocks: int
+    block_size: int
+    def __init__(self, replica: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ...) -> None: ...
+
+class ReplicaDown(_message.Message):
+    __slots__ = ("replica", "lost")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    lost: bool
+    def __init__(self, replica: _Optional[int] = ..., lost: bool = ...) -> None: ...
+
+class DrainWanted(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReplicaStarted(_message.Message):
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    def __init__(self, replica: _Optional[int] = ...) -> None: ...
+
+class LayerArrived(_message.Message):
+    __slots__ = ("replica", "layer")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    layer: int
+    def __init__(self, replica: _Optional[int] = ..., layer: _Optional[int] = ...) -> None: ...
+
+class WeightsLoaded(_message.Message):
+    __slots__ = ("replica", "num_blocks", "block_size")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    num_blocks: int
+    block_size: int
+    def __init__(self, replica: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ...) -> None: ...
+
+class LoadFailed(_message.Message):
+    __slots__ = ("replica", "reason")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    reason: str
+    def __init__(self, replica: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Warmed(_message.Message):
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    def __init__(self, replica: _Optional[int] = ...) -> None: ...
+
+class Emptied(_message.Message):
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    def __init__(self, replica: _Optional[int] = ...) -> None: ...
+
+class ReplicaLost(_message.Message):
+    __slots__ = ("replica", "reason", "steps")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    reason: str
+    steps: int
+    def __init__(self, replica: _Optional[int] = ..., reason: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...
+
+class ReplicaStopped(_message.Message):
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    def __init__(self, replica: _Optional[int] = ...) -> None: ...
+
+class Woke(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Action(_message.Message):
+    __slots__ = ("send", "run_steps", "cut", "preempt", "forget", "reply", "start_replica", "load_weights", "warm_replica", "stop_replica")
+    SEND_FIELD_NUMBER: _ClassVar[int]
+    RUN_STEPS_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
+    PREEMPT_FIELD_NUMBER: _ClassVar[int]
+    FORGET_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    START_REPLICA_FIELD_NUMBER: _ClassVar[int]
+    LOAD_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    WARM_REPLICA_FIELD_NUMBER: _ClassVar[int]
+    STOP_REPLICA_FIELD_NUMBER: _ClassVar[int]
+    send: Send
+    run_steps: RunSteps
+    cut: Cut
+    preempt: Preempt
+    forget: Forget
+    reply: Reply
+    start_replica: StartReplica
+    load_weights: LoadWeights
+    warm_replica: WarmReplica
+    stop_replica: StopReplica
+    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., run_steps: _Optional[_Union[RunSteps, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., start_replica: _Optional[_Union[StartReplica, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., warm_replica: _Optional[_Union[WarmReplica, _Mapping]] = ..., stop_replica: _Optional[_Union[StopReplica, _Mapping]] = ...) -> None: ...
+
+class Send(_message.Message):
+    __slots__ = ("to", "event")
+    TO_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    to: int
+    event: Event
+    def __init__(self, to: _Optional[int] = ..., event: _Optional[_Union[Event, _Mapping]] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("request", "offset", "num_tokens", "num_cached", "last")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    offset: int
+    num_tokens: int
+    num_cached: int
+    last: bool
+    def __init__(self, request: _Optional[int] = ..., offset: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_cached: _Optional[int] = ..., last: bool = ...) -> None: ...
+
+class RunSteps(_message.Message):
+    __slots__ = ("run", "steps", "num_decodes", "decode_context", "chunks", "evictable")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DECODES_FIELD_NUMBER: _ClassVar[int]
+    DECODE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    EVICTABLE_FIELD_NUMBER: _ClassVar[int]
+    run: int
+    steps: int
+    num_decodes: int
+    decode_context: int
+    chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
+    evictable: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run: _Optional[int] = ..., steps: _Optional[int] = ..., num_decodes: _Optional[int] = ..., decode_context: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., evictable: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Cut(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: int
+    def __init__(self, run: _Optional[int] = ...) -> None: ...
+
+class Preempt(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Forget(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Reply(_message.Message):
+    __slots__ = ("request", "rejection", "message", "retry_after_s")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    REJECTION_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    rejection: Rejection
+    message: str
+    retry_after_s: float
+    def __init__(self, request: _Optional[int] = ..., rejection: _Optional[_Union[Rejection, str]] = ..., message: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
+
+class StartReplica(_message.Message):
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    def __init__(self, replica: _Optional[int] = ...) -> None: ...
+
+class LoadWeights(_message.Message):
+    __slots__ = ("replica", "source")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    source: str
+    def __init__(self, replica: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
+
+class WarmReplica(_message.Message):
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    def __init__(self, replica: _Optional[int] = ...) -> None: ...
+
+class StopReplica(_message.Message):
+    __slots__ = ("replica",)
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    def __init__(self, replica: _Optional[int] = ...) -> None: ...
