@@ -1,0 +1,133 @@
+"""Runs side by side: how each number of one relates to that of another, and whether they did the same work.
+
+Knows no file format and how nothing is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec import Struct
+
+from squall.core.types import MILLISECOND, SECOND
+from squall.report.sample import Distribution
+from squall.report.summary import Lives, Summary
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from squall.report.run import StoredRun
+
+LENGTHS_MAY_DIFFER = 0.01  # a chat template adds a token, a stop string takes one away
+ARRIVALS_MAY_DIFFER = 100 * MILLISECOND  # a client sends a little late
+
+METRICS = (
+    ("requests", "", "requests"),
+    ("completed", "", "completed"),
+    ("failed", "", "failed"),
+    ("rejected", "", "rejected"),
+    ("makespan", "s", "makespan_s"),
+    ("throughput", "req/s", "throughput_rps"),
+    ("output tokens", "tok/s", "output_tokens_per_s"),
+    ("TTFT", "s", "ttft_s"),
+    ("TBT", "s", "tbt_s"),
+    ("TPOT", "s", "tpot_s"),
+    ("E2E", "s", "e2e_s"),
+    ("queue", "s", "queue_s"),
+    ("SLO attainment", "", "slo_attainment"),
+    ("goodput", "req/s", "goodput_rps"),
+    ("GPU time", "s", "gpu_seconds"),
+    ("cost", "USD", "cost_usd"),
+    ("preemptions", "", "preemptions"),
+    ("steps", "", "num_steps"),
+    ("wall clock", "s", "wall_s"),
+)
+"""What is compared: its name for a person, its unit, its key in the summary."""
+
+STATISTICS = ("mean", "p50", "p90", "p99", "max")
+
+
+class Line(Struct, frozen=True):
+    """One metric of all runs. `values` in `unit`; None where a run does not have it."""
+
+    name: str
+    unit: str
+    values: tuple[float | None, ...]
+
+    def change(self, i: int) -> str:
+        """How run `i` relates to the first: percent up to a factor of two, a factor beyond; empty where there is no ratio."""
+        base, value = self.values[0], self.values[i]
+        if base is None or value is None or base == value == 0:
+            return ""
+        if base == 0 or value == 0:
+            return "-100 %" if base else "from 0"
+        ratio = value / base
+        return f"{100 * (ratio - 1):+.1f} %" if 0.5 < ratio < 2 else f"x {ratio:.3g}"
+
+
+def lines(summaries: Sequence[Summary]) -> list[Line]:
+    """The metrics worth comparing, in reading order; those that no run has are left out."""
+    found = []
+    for name, unit, key in METRICS:
+        values = [getattr(summary, key) for summary in summaries]
+        if any(isinstance(value, Distribution) for value in values):
+            found += [
+                Line(f"{name} {statistic}", unit, tuple(getattr(value, statistic, None) for value in values))
+                for statistic in STATISTICS
+            ]
+        elif any(value is not None for value in values):
+            found.append(Line(name, unit, tuple(values)))
+    return found
+
+
+def differences(one: Lives, other: Lives) -> list[str]:
+    """In what the work of two runs differs, beyond what sending and chat templates explain; empty where it is the same."""
+    if len(one.arrived_at) != len(other.arrived_at):
+        return [f"{len(one.arrived_at)} requests against {len(other.arrived_at)}"]
+    if not len(one.arrived_at):
+        return []
+    found = []
+    for name in ("prompt", "output"):
+        mine, theirs = (int(getattr(lives, f"num_{name}_tokens").sum()) for lives in (one, other))
+        if abs(mine - theirs) > LENGTHS_MAY_DIFFER * max(mine, theirs):
+            found.append(f"{mine} {name} tokens against {theirs}")
+    apart = int(np.abs(np.sort(one.arrived_at) - np.sort(other.arrived_at)).max())
+    if apart > ARRIVALS_MAY_DIFFER:
+        found.append(f"arrivals up to {apart / SECOND:.3g} s apart")
+    return found
+
+
+def warnings(runs: Sequence[StoredRun]) -> list[str]:
+    """One line for each run whose workload is not the first one's."""
+    first = runs[0].lives()
+    compared = [(run, differences(first, run.lives())) for run in runs[1:]]
+    return [f"different workloads: {runs[0].path} and {run.path}: {'; '.join(found)}" for run, found in compared if found]
+
+
+def table(names: Sequence[str], summaries: Sequence[Summary]) -> Table:
+    """The comparison for a terminal; every run after the first has a column that says how it relates to the first."""
+    from rich.table import Table
+
+    grid = Table(box=None, pad_edge=False, header_style="bold")
+    grid.add_column("")
+    for i, (name, summary) in enumerate(zip(names, summaries, strict=True)):
+        grid.add_column(f"{name}\n({summary.world})", justify="right", overflow="fold")
+        if i:
+            grid.add_column("", justify="right", style="dim")
+    for line in lines(summaries):
+        cells = [f"{line.name} ({line.unit})" if line.unit else line.name]
+        for i, value in enumerate(line.values):
+            cells += [written(value)] + ([line.change(i)] if i else [])
+        grid.add_row(*cells)
+    return grid
+
+
+def written(value: float | None) -> str:
+    """A number as a person reads it: whole ones in full, others with four significant digits."""
+    if value is None:
+        return "-"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,0 +1,225 @@
+"""A run as one HTML page that needs no network: distributions, load over time, the summary and the configuration.
+
+Knows the shapes of plotly's traces; plotly.js itself comes out of plotly's wheel.
+"""
+
+from __future__ import annotations
+
+import html
+from importlib import resources
+from math import log10
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from squall.core.metrics import UNSET, Outcome
+from squall.core.types import SECOND
+from squall.report.compare import METRICS, STATISTICS, written
+from squall.report.run import REPORT, StoredRun, write_file
+from squall.report.sample import Distribution, Int64s, Sample, sample_of_gaps
+from squall.report.summary import Lives, Summary
+
+POINTS = 400  # of a curve: more than a screen shows
+INK, BLUE, ORANGE, GREEN = "#1b1f24", "#0072b2", "#d55e00", "#009e73"  # told apart by colour-blind readers too
+
+Trace = dict[str, Any]
+
+
+def write_report(run: StoredRun) -> Path:
+    """Write `report.html` into the run directory, over an older one, and return its path.
+
+    Raises:
+        SquallError: the run's files cannot be read or the page cannot be written.
+    """
+    path = run.path / REPORT
+    write_file(path, page(run).encode())
+    return path
+
+
+def page(run: StoredRun) -> str:
+    """The page, complete."""
+    lives = run.lives()
+    charts = [
+        _chart(
+            "Latency: share of requests (TBT: of gaps) within x seconds", "seconds", "share", latencies(run, lives), log_x=True
+        ),
+        _chart("Requests per second", "seconds since the start", "requests/s", rates(lives)),
+        _chart(
+            "Output tokens per second, each request's spread evenly from its first to its last",
+            "seconds since the start",
+            "tokens/s",
+            tokens(lives),
+        ),
+        _chart("Requests waiting for their first step, and at work", "seconds since the start", "requests", levels(lives)),
+    ]
+    return _PAGE.substitute(
+        title=html.escape(f"squall: {run.path.resolve().name}"),
+        world=html.escape(run.summary.world),
+        source=html.escape(run.summary.latency_source or "unknown"),
+        numbers=_numbers(run.summary),
+        distributions=_distributions(run.summary),
+        charts="\n".join(f'<div class="chart" id="chart{i}"></div>' for i in range(len(charts))),
+        config=html.escape(run.config),
+        # "</" would end the script element, wherever it stands
+        data=msgspec.json.encode(charts).decode().replace("</", "<\\/"),
+        plotly=(resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8"),
+    )
+
+
+def latencies(run: StoredRun, lives: Lives) -> list[Trace]:
+    """Cumulative distributions, those that there are."""
+    samples = (
+        ("TTFT", BLUE, Sample.of(lives.ttft())),
+        ("TBT", ORANGE, sample_of_gaps(run.gaps())),
+        ("E2E", GREEN, Sample.of(lives.e2e())),
+    )
+    share = np.linspace(0, 1, POINTS)
+    return [_line(name, colour, sample.at(share) / SECOND, share) for name, colour, sample in samples if len(sample.values)]
+
+
+def rates(lives: Lives) -> list[Trace]:
+    """Arrivals and completions, binned."""
+    edges = _edges(lives)
+    pairs = (("arrived", INK, lives.arrived_at), ("completed", BLUE, lives.finished_at[lives.completed]))
+    return [
+        _line(name, colour, edges[:-1], np.histogram(at / SECOND, edges)[0] / np.diff(edges), steps=True)
+        for name, colour, at in pairs
+    ]
+
+
+def tokens(lives: Lives) -> list[Trace]:
+    """Output tokens, binned: each request adds a ramp to the cumulated count, so the bins are its differences."""
+    edges = _edges(lives)
+    made = (lives.first_token_at != UNSET) & (lives.finished_at != UNSET)
+    first, last, number = (column[made] for column in (lives.first_token_at, lives.finished_at, lives.num_output_tokens))
+    cumulated = _ramps(edges * SECOND, first, np.maximum(last, first + 1), number)
+    return [_line("output tokens", ORANGE, edges[:-1], np.diff(cumulated) / np.diff(edges), steps=True)]
+
+
+def levels(lives: Lives) -> list[Trace]:
+    """Requests that wait and that are at work, as they stand at evenly spaced instants."""
+    at = np.linspace(0, _end_s(lives), POINTS)
+    started = lives.scheduled_at != UNSET
+    ended = lives.finished_at != UNSET
+    waits = started | ended | (lives.outcome == Outcome.UNFINISHED.value)  # a rejected request does not wait
+    left = np.where(started, lives.scheduled_at, lives.finished_at)
+    waiting = _passed(lives.arrived_at[waits], at) - _passed(left[started | ended], at)
+    working = _passed(lives.scheduled_at[started], at) - _passed(lives.finished_at[started & ended], at)
+    return [_line("waiting", ORANGE, at, waiting, steps=True), _line("at work", BLUE, at, working, steps=True)]
+
+
+def _passed(instants: Int64s, at_s: NDArray[np.float64]) -> Int64s:
+    """How many of the instants have come at each time."""
+    return np.searchsorted(np.sort(instants), (at_s * SECOND).astype(np.int64), side="right").astype(np.int64)
+
+
+def _ramps(at: NDArray[np.float64], first: Int64s, last: Int64s, height: Int64s) -> NDArray[np.float64]:
+    """The sum of ramps, each from 0 at `first` to `height` at `last`. Its slope changes at 2n instants and nowhere else."""
+    slope = height / (last - first)
+    corners = np.concatenate((first, last))
+    order = np.argsort(corners, kind="stable")
+    corners = corners[order]
+    slopes = np.cumsum(np.concatenate((slope, -slope))[order])
+    heights = np.concatenate(([0.0], np.cumsum(slopes[:-1] * np.diff(corners)))) if len(corners) else corners
+    return np.interp(at, corners, heights, left=0.0) if len(corners) else np.zeros_like(at)
+
+
+def _end_s(lives: Lives) -> float:
+    """The last instant of which a row knows."""
+    return (
+        float(max((column.max(initial=0) for column in (lives.arrived_at, lives.first_token_at, lives.finished_at)), default=0))
+        / SECOND
+    )
+
+
+def _edges(lives: Lives) -> NDArray[np.float64]:
+    """Bins of 1, 2 or 5 times a power of ten seconds, about a hundred of them."""
+    rough = max(_end_s(lives), 1e-3) / 100
+    decade = 10.0 ** np.floor(log10(rough))
+    width = decade * next(step for step in (1, 2, 5, 10) if step * decade >= rough * 0.999)
+    edges: NDArray[np.float64] = np.arange(int(_end_s(lives) / width) + 2) * width
+    return edges
+
+
+def _line(name: str, colour: str, x: NDArray[Any], y: NDArray[Any], *, steps: bool = False) -> Trace:
+    shape = {"shape": "hv"} if steps else {}
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": x.tolist(),
+        "y": y.tolist(),
+        "line": {"color": colour, "width": 1.5, **shape},
+    }
+
+
+def _chart(title: str, x: str, y: str, traces: list[Trace], *, log_x: bool = False) -> dict[str, Any]:
+    grid = {"gridcolor": "#e5e8eb", "zeroline": False}
+    layout = {
+        "title": {"text": title, "font": {"size": 14}, "x": 0, "xanchor": "left"},
+        "xaxis": {"title": {"text": x}, "type": "log" if log_x else "linear", **grid},
+        "yaxis": {"title": {"text": y}, "rangemode": "tozero", **grid},
+        "height": 340,
+        "margin": {"l": 60, "r": 20, "t": 40, "b": 50},
+        "legend": {"orientation": "h", "y": 1.0, "x": 1.0, "xanchor": "right", "yanchor": "bottom"},
+        "showlegend": True,
+        "font": {"family": "system-ui, sans-serif", "color": INK},
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _numbers(summary: Summary) -> str:
+    plain = [(name, unit, getattr(summary, key)) for name, unit, key in METRICS]
+    shown = [(name, unit, value) for name, unit, value in plain if value is not None and not isinstance(value, Distribution)]
+    return "\n".join(f"<tr><td>{name}</td><td>{written(value)}</td><td>{unit}</td></tr>" for name, unit, value in shown)
+
+
+def _distributions(summary: Summary) -> str:
+    rows = [(name, getattr(summary, key)) for name, _, key in METRICS if isinstance(getattr(summary, key), Distribution)]
+    head = "".join(f"<th>{statistic}</th>" for statistic in ("seconds", *STATISTICS))
+    body = "\n".join(
+        f"<tr><td>{name}</td>" + "".join(f"<td>{written(getattr(value, statistic))}</td>" for statistic in STATISTICS) + "</tr>"
+        for name, value in rows
+    )
+    return f"<tr>{head}</tr>\n{body}"
+
+
+_PAGE = Template("""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>$title</title>
+<style>
+body { font: 15px/1.45 system-ui, sans-serif; color: #1b1f24; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.4rem; margin-bottom: 0; }
+.tables { display: flex; flex-wrap: wrap; gap: 2rem; align-items: start; }
+table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
+th, td { padding: .15rem .7rem .15rem 0; text-align: right; font-weight: normal; }
+th { color: #6a737d; }
+td:first-child, th:first-child, .plain td:last-child { text-align: left; }
+.chart { margin: 1rem 0; }
+pre { background: #f6f8fa; padding: 1rem; overflow-x: auto; }
+</style>
+</head>
+<body>
+<h1>$title</h1>
+<p>A run in the $world world; step times: $source.</p>
+<div class="tables">
+<table class="plain">$numbers</table>
+<table>$distributions</table>
+</div>
+$charts
+<details><summary>Configuration</summary><pre>$config</pre></details>
+<script>$plotly</script>
+<script>
+const charts = $data;
+charts.forEach((chart, i) => Plotly.newPlot("chart" + i, chart.data, chart.layout, {responsive: true, displaylogo: false}));
+</script>
+</body>
+</html>
+""")

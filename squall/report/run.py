@@ -1,0 +1,175 @@
+"""The run directory: what every simulated, emulated and real run leaves behind, in one shape.
+
+    config.toml       the resolved configuration: `squall simulate` of it repeats the run
+    requests.parquet  one row a request; instants in nanoseconds from the start of the run, null where they never came
+    gaps.parquet      the gaps between tokens, run-length coded as in `core.metrics.Gaps`
+    summary.json      the numbers of docs/metrics.md
+    report.html       on demand
+
+A directory is written beside its place and then renamed: it is there in full or not at all, and never replaces another.
+Knows no metric's definition and draws nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from array import array
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from squall import config as configuration
+from squall.config import Config
+from squall.core.metrics import UNSET, Gaps, RequestRow, RunRecord
+from squall.errors import ConfigError, SquallError
+from squall.report.summary import Lives, Summary, summarise
+
+if TYPE_CHECKING:
+    import polars
+
+CONFIG, REQUESTS, GAPS, SUMMARY, REPORT = "config.toml", "requests.parquet", "gaps.parquet", "summary.json", "report.html"
+_INSTANTS = tuple(name for name in RequestRow.__struct_fields__ if name.endswith("_at"))
+
+
+class StoredRun(msgspec.Struct, frozen=True):
+    """A run directory that was read back. The big files are read when they are asked for."""
+
+    path: Path
+    summary: Summary
+    config: str  # the text of config.toml
+
+    def lives(self) -> Lives:
+        """What became of each request, in the order of the file."""
+        frame = _read_parquet(self.path / REQUESTS)
+        names = [name for name in Lives.__struct_fields__ if name != "outcome"]
+        columns = {name: frame[name].fill_null(UNSET).to_numpy() for name in names}
+        return Lives(**columns, outcome=frame["outcome"].to_numpy().astype(str))
+
+    def gaps(self) -> Gaps:
+        frame = _read_parquet(self.path / GAPS)
+        return Gaps(**{name: array("q", frame[name].to_list()) for name in Gaps.__struct_fields__})
+
+
+def place_for(command: str, out: str | None) -> Path:
+    """Where a run will be written: `out`, or a new `runs/COMMAND-DATE-TIME`. Asked before the work begins.
+
+    Raises:
+        ConfigError: there is something at `out` already.
+    """
+    if out is not None:
+        path = Path(out)
+        if path.exists():
+            raise ConfigError(f"{path} exists already; choose another run directory (--out) or remove it")
+        return path
+    first = Path("runs") / f"{command}-{datetime.now():%Y%m%d-%H%M%S}"
+    path, number = first, 1
+    while path.exists():
+        number += 1
+        path = first.with_name(f"{first.name}-{number}")
+    return path
+
+
+def write_run(path: Path, record: RunRecord, config: Config, usd_per_gpu_hour: float | None) -> Summary:
+    """Write the run directory at `path`, which must not exist, and return its summary.
+
+    Raises:
+        SquallError: `path` exists, or the disk is full or not writable; nothing is left behind then.
+    """
+    summary = summarise(record, config.slo, usd_per_gpu_hour)
+    files = {
+        CONFIG: configuration.dumps(config).encode(),
+        REQUESTS: _requests_parquet(record.requests),
+        GAPS: _gaps_parquet(record.gaps),
+        SUMMARY: msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n",
+    }
+    _write_together(path, files)
+    return summary
+
+
+def read_run(path: Path) -> StoredRun:
+    """The run at `path`.
+
+    Raises:
+        ConfigError: `path` is no run directory, or its summary is not one of ours.
+    """
+    if not (path / SUMMARY).is_file():
+        raise ConfigError(f"{path} is no run directory: it has no {SUMMARY}")
+    try:
+        summary = msgspec.json.decode((path / SUMMARY).read_bytes(), type=Summary)
+        return StoredRun(path, summary, (path / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as a run directory: {error}") from None
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Replace one file of a run directory, at once or not at all.
+
+    Raises:
+        SquallError: the disk is full or not writable.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        _write_and_sync(beside, content)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise SquallError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _write_together(path: Path, files: Mapping[str, bytes]) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.mkdir(parents=True)
+        for name, content in files.items():
+            _write_and_sync(beside / name, content)
+        if path.exists():  # a rename would silently replace an empty directory
+            raise FileExistsError(0, "it exists already")
+        beside.rename(path)
+    except OSError as error:
+        raise SquallError(f"cannot write the run directory {path}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _write_and_sync(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _requests_parquet(rows: list[RequestRow]) -> bytes:
+    import polars as pl  # a third of a second: only where it is needed
+
+    columns = {name: [getattr(row, name) for row in rows] for name in RequestRow.__struct_fields__ if name != "outcome"}
+    strings = {"error": pl.String}
+    schema = {name: strings.get(name, pl.Int64()) for name in columns}
+    frame = pl.DataFrame(columns, schema=schema).with_columns(pl.col(*_INSTANTS, "replica").replace(UNSET, None))
+    return _parquet(frame.with_columns(outcome=pl.Series([row.outcome.value for row in rows], dtype=pl.String)))
+
+
+def _gaps_parquet(gaps: Gaps) -> bytes:
+    import numpy as np
+    import polars as pl
+
+    return _parquet(pl.DataFrame({name: np.array(getattr(gaps, name), dtype=np.int64) for name in Gaps.__struct_fields__}))
+
+
+def _parquet(frame: polars.DataFrame) -> bytes:
+    buffer = io.BytesIO()
+    frame.write_parquet(buffer)
+    return buffer.getvalue()
+
+
+def _read_parquet(path: Path) -> polars.DataFrame:
+    import polars as pl
+
+    try:
+        return pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None

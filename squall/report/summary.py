@@ -1,0 +1,154 @@
+"""A run in some thirty numbers: what `summary.json` holds. The definitions are written out in docs/metrics.md.
+
+Knows no files and no configuration beyond the objectives and the price of an accelerator hour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import attrgetter
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from squall.config import Slo
+from squall.core.metrics import UNSET, Outcome, RequestRow, RunRecord
+from squall.core.types import SECOND
+from squall.report.sample import Distribution, Int64s, Sample, sample_of_gaps
+
+
+class Summary(Struct, frozen=True):
+    """What a run came to. Seconds everywhere; None where there is nothing to measure or no objective to measure it by."""
+
+    world: str
+    requests: int
+    completed: int
+    failed: int
+    rejected: int
+    cancelled: int
+    unfinished: int
+    num_prompt_tokens: int
+    num_output_tokens: int
+    makespan_s: float
+    throughput_rps: float
+    output_tokens_per_s: float
+    ttft_s: Distribution | None
+    tbt_s: Distribution | None
+    tpot_s: Distribution | None
+    e2e_s: Distribution | None
+    queue_s: Distribution | None
+    slo_attainment: float | None
+    goodput_rps: float | None
+    gpu_seconds: float
+    cost_usd: float | None
+    scale_ups: int
+    scale_downs: int
+    preemptions: int
+    num_steps: int
+    num_events: int
+    wall_s: float
+    latency_source: str
+
+
+class Lives(Struct, frozen=True):
+    """The rows of all requests, column by column: one element a request. Instants in nanoseconds, `UNSET` if they never came."""
+
+    arrived_at: Int64s
+    scheduled_at: Int64s
+    first_token_at: Int64s
+    finished_at: Int64s
+    num_prompt_tokens: Int64s
+    num_output_tokens: Int64s
+    preemptions: Int64s
+    outcome: NDArray[np.str_]  # the value of an `Outcome`
+
+    @classmethod
+    def of(cls, rows: Iterable[RequestRow]) -> Lives:
+        rows = list(rows)
+        names = [name for name in cls.__struct_fields__ if name != "outcome"]
+        table = np.array(list(map(attrgetter(*names), rows)), dtype=np.int64).reshape(len(rows), len(names))
+        outcome = np.array([row.outcome.value for row in rows], dtype=np.str_)
+        return cls(**{name: table[:, i] for i, name in enumerate(names)}, outcome=outcome)
+
+    @property
+    def completed(self) -> NDArray[np.bool_]:
+        completed: NDArray[np.bool_] = self.outcome == Outcome.COMPLETED.value
+        return completed
+
+    def ttft(self) -> Int64s:
+        """Of the requests that got a first token."""
+        waited: Int64s = (self.first_token_at - self.arrived_at)[self.first_token_at != UNSET]
+        return waited
+
+    def queued(self) -> Int64s:
+        """Of the requests that any step worked on: how long they waited for it."""
+        waited: Int64s = (self.scheduled_at - self.arrived_at)[self.scheduled_at != UNSET]
+        return waited
+
+    def e2e(self) -> Int64s:
+        """Of the completed requests."""
+        spent: Int64s = (self.finished_at - self.arrived_at)[self.completed]
+        return spent
+
+    def tpot(self) -> Int64s:
+        """Of the completed requests of two tokens and more."""
+        several = self.completed & (self.num_output_tokens > 1)
+        spent = self.finished_at[several] - self.first_token_at[several]
+        return np.rint(spent / (self.num_output_tokens[several] - 1)).astype(np.int64)
+
+    def num_within(self, slo: Slo) -> int:
+        """Requests that completed within every objective given. A request of one token has no TPOT that could be too long."""
+        good = self.completed
+        if slo.ttft_s is not None:
+            good &= self.first_token_at - self.arrived_at <= round(slo.ttft_s * SECOND)
+        if slo.tbt_s is not None:
+            good &= self.finished_at - self.first_token_at <= round(slo.tbt_s * SECOND) * (self.num_output_tokens - 1)
+        if slo.e2e_s is not None:
+            good &= self.finished_at - self.arrived_at <= round(slo.e2e_s * SECOND)
+        return int(good.sum())
+
+
+def summarise(record: RunRecord, slo: Slo, usd_per_gpu_hour: float | None) -> Summary:
+    """The summary of a run. The price may be unknown, as that of this machine's CPU; then there is no cost."""
+    lives = Lives.of(record.requests)
+    outcomes = [row.outcome for row in record.requests]
+    completed = outcomes.count(Outcome.COMPLETED)
+    num_output_tokens = int(lives.num_output_tokens.sum())
+    makespan_s = record.ended_at / SECOND
+    gpu_seconds = record.gpu_nanos / SECOND
+    good = None if (slo.ttft_s, slo.tbt_s, slo.e2e_s) == (None, None, None) else lives.num_within(slo)
+    return Summary(
+        world=record.world,
+        requests=len(outcomes),
+        completed=completed,
+        failed=outcomes.count(Outcome.FAILED),
+        rejected=outcomes.count(Outcome.REJECTED),
+        cancelled=outcomes.count(Outcome.CANCELLED),
+        unfinished=outcomes.count(Outcome.UNFINISHED),
+        num_prompt_tokens=int(lives.num_prompt_tokens.sum()),
+        num_output_tokens=num_output_tokens,
+        makespan_s=makespan_s,
+        throughput_rps=_rate(completed, makespan_s),
+        output_tokens_per_s=_rate(num_output_tokens, makespan_s),
+        ttft_s=Sample.of(lives.ttft()).distribution(),
+        tbt_s=sample_of_gaps(record.gaps).distribution(),
+        tpot_s=Sample.of(lives.tpot()).distribution(),
+        e2e_s=Sample.of(lives.e2e()).distribution(),
+        queue_s=Sample.of(lives.queued()).distribution(),
+        slo_attainment=None if good is None or not outcomes else good / len(outcomes),
+        goodput_rps=None if good is None else _rate(good, makespan_s),
+        gpu_seconds=gpu_seconds,
+        cost_usd=None if usd_per_gpu_hour is None else gpu_seconds / 3600 * usd_per_gpu_hour,
+        scale_ups=record.scale_ups,
+        scale_downs=record.scale_downs,
+        preemptions=int(lives.preemptions.sum()),
+        num_steps=record.num_steps,
+        num_events=record.num_events,
+        wall_s=record.wall_s,
+        latency_source=record.latency_source,
+    )
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0

@@ -1,0 +1,78 @@
+"""Runs side by side: numbers, how they relate, and whether the runs did the same work."""
+
+import io
+from collections.abc import Callable
+
+import pytest
+from msgspec.structs import replace
+from rich.console import Console
+
+from squall.report.compare import Line, differences, lines, table, warnings, written
+from squall.report.run import StoredRun
+
+Stored = Callable[..., StoredRun]
+
+
+@pytest.mark.parametrize(
+    ("values", "change"),
+    [
+        ((2.0, 2.2), "+10.0 %"),
+        ((2.0, 1.9), "-5.0 %"),
+        ((1.0, 1.0), "+0.0 %"),
+        ((1.0, 30.0), "x 30"),
+        ((30.0, 1.0), "x 0.0333"),
+        ((0, 0), ""),
+        ((0, 3), "from 0"),
+        ((3, 0), "-100 %"),
+        ((None, 3), ""),
+        ((3, None), ""),
+    ],
+)
+def test_a_change_is_percent_up_to_a_factor_of_two(values: tuple[float | None, float | None], change: str) -> None:
+    assert Line("TTFT", "s", values).change(1) == change
+
+
+def test_numbers_are_written_for_people() -> None:
+    assert [written(value) for value in (None, 0, 1234567, 12345.678, 0.123456, 5.0)] == [
+        "-",
+        "0",
+        "1,234,567",
+        "12,345.7",
+        "0.1235",
+        "5",
+    ]
+
+
+def test_metrics_that_no_run_has_are_left_out(stored: Stored) -> None:
+    one = stored("one").summary
+    names = [line.name for line in lines([one, one])]
+    assert "TTFT p99" in names
+    assert "SLO attainment" in names
+    alone = stored("single", tokens=1, num_requests=3).summary
+    assert "TPOT p50" not in [line.name for line in lines([alone])]
+
+
+def test_the_table_shows_every_run_and_its_relation_to_the_first(stored: Stored) -> None:
+    fast, slow = stored("fast").summary, stored("slow", tpot_ms=100).summary
+    console = Console(file=io.StringIO(), width=120)
+    console.print(table(["fast", "slow"], [fast, slow]))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    (tbt,) = [line.split() for line in text.splitlines() if line.startswith("TBT p50")]
+    assert tbt == ["TBT", "p50", "(s)", "0.05", "0.1", "x", "2"]
+
+
+def test_the_same_work_is_not_called_different_for_a_late_send_or_a_token(stored: Stored) -> None:
+    lives = stored().lives()
+    again = replace(lives, arrived_at=lives.arrived_at + 40_000_000, num_prompt_tokens=lives.num_prompt_tokens + 1)
+    assert differences(lives, again) == []
+
+
+def test_different_work_is_said_so(stored: Stored) -> None:
+    one = stored("one")
+    assert warnings([one, stored("same"), one]) == []
+    (said,) = warnings([one, stored("fewer", num_requests=19), one])
+    assert said.endswith("fewer: 20 requests against 19")
+    (said,) = warnings([one, stored("longer", tokens=9)])
+    assert said.endswith("longer: 95 output tokens against 171")
+    lives = one.lives()
+    assert differences(lives, replace(lives, arrived_at=lives.arrived_at * 2)) == ["arrivals up to 19 s apart"]
