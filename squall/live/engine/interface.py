@@ -10,7 +10,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from squall.core.actions import RunSteps
-from squall.core.types import RequestId, RunId
+from squall.core.types import BlockHash, RequestId, RunId
 
 
 class Sampling(Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,12 +38,15 @@ class Job(Struct, frozen=True):
     """A request's data: what travels beside `core.types.Request` and machines never see.
 
     `output` holds the tokens already delivered to the client, when the request is continued after its replica died.
+    `block_hashes` are those of the `Request` that the machine was given (none where it shares no prefixes): the engine
+    files the prompt's full blocks under them (see `RunSteps`). `squall.live.engine.hashing` makes them.
     """
 
     request: RequestId
     prompt: tuple[int, ...]
     sampling: Sampling
     output: tuple[int, ...] = ()
+    block_hashes: tuple[BlockHash, ...] = ()
 
 
 class TokenLogprob(Struct, frozen=True):
@@ -117,7 +120,7 @@ class Engine(Protocol):
         ...
 
     def run(self, action: RunSteps, emit: Callable[[Sequence[TokenOut]], None]) -> RunEnded:
-        """Run until the steps are done, a sequence stops or `cut` was called for this run; `emit` once a step, all tokens in it."""
+        """Run until the steps are done, a sequence stops or `cut` was called for this run; `emit` gets all tokens of a step."""
         ...
 
     def cut(self, run: RunId) -> None:
