@@ -1,0 +1,107 @@
+"""Well-known models, so that a name is enough. Knows nothing but their published sizes.
+
+Each row restates the config.json that its publisher put on the Hugging Face hub under the name in the first column.
+"""
+
+import difflib
+from pathlib import Path
+
+from squall.errors import ModelError
+from squall.perf.model import ModelSpec, read_model
+
+# Hub name | family | layers | hidden | heads | KV heads | head_dim | MLP | vocabulary | positions | tied
+_SIZES = """
+HuggingFaceTB/SmolLM2-135M-Instruct   llama    30   576   9   3   64   1536   49152    8192  tied
+HuggingFaceTB/SmolLM2-360M-Instruct   llama    32   960  15   5   64   2560   49152    8192  tied
+HuggingFaceTB/SmolLM2-1.7B-Instruct   llama    24  2048  32  32   64   8192   49152    8192  tied
+TinyLlama/TinyLlama-1.1B-Chat-v1.0    llama    22  2048  32   4   64   5632   32000    2048  -
+meta-llama/Llama-2-7b-hf              llama    32  4096  32  32  128  11008   32000    4096  -
+meta-llama/Llama-2-13b-hf             llama    40  5120  40  40  128  13824   32000    4096  -
+meta-llama/Llama-2-70b-hf             llama    80  8192  64   8  128  28672   32000    4096  -
+meta-llama/Meta-Llama-3-8B            llama    32  4096  32   8  128  14336  128256    8192  -
+meta-llama/Meta-Llama-3-70B           llama    80  8192  64   8  128  28672  128256    8192  -
+meta-llama/Llama-3.1-8B               llama    32  4096  32   8  128  14336  128256  131072  -
+meta-llama/Llama-3.1-70B              llama    80  8192  64   8  128  28672  128256  131072  -
+meta-llama/Llama-3.1-405B             llama   126 16384 128   8  128  53248  128256  131072  -
+meta-llama/Llama-3.2-1B               llama    16  2048  32   8   64   8192  128256  131072  tied
+meta-llama/Llama-3.2-3B               llama    28  3072  24   8  128   8192  128256  131072  tied
+meta-llama/Llama-3.3-70B-Instruct     llama    80  8192  64   8  128  28672  128256  131072  -
+codellama/CodeLlama-34b-Instruct-hf   llama    48  8192  64   8  128  22016   32000   16384  -
+mistralai/Mistral-7B-v0.1             mistral  32  4096  32   8  128  14336   32000   32768  -
+mistralai/Mistral-7B-Instruct-v0.3    mistral  32  4096  32   8  128  14336   32768   32768  -
+mistralai/Mistral-Nemo-Instruct-2407  mistral  40  5120  32   8  128  14336  131072  131072  -
+Qwen/Qwen2.5-0.5B-Instruct            qwen2    24   896  14   2   64   4864  151936   32768  tied
+Qwen/Qwen2.5-7B-Instruct              qwen2    28  3584  28   4  128  18944  152064   32768  -
+Qwen/Qwen2.5-72B-Instruct             qwen2    80  8192  64   8  128  29568  152064   32768  -
+Qwen/Qwen3-0.6B                       qwen3    28  1024  16   8  128   3072  151936   40960  tied
+Qwen/Qwen3-8B                         qwen3    36  4096  32   8  128  12288  151936   40960  -
+Qwen/Qwen3-32B                        qwen3    64  5120  64   8  128  25600  151936   40960  -
+microsoft/Phi-3.5-mini-instruct       phi3     32  3072  32  32   96   8192   32064  131072  -
+"""
+
+_WINDOWS = {"mistralai/Mistral-7B-v0.1": 4096}
+
+_ALIASES = {
+    "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "llama-2-7b": "meta-llama/Llama-2-7b-hf",
+    "llama-2-13b": "meta-llama/Llama-2-13b-hf",
+    "llama-2-70b": "meta-llama/Llama-2-70b-hf",
+    "llama-3-8b": "meta-llama/Meta-Llama-3-8B",
+    "llama-3-70b": "meta-llama/Meta-Llama-3-70B",
+    "meta-llama/meta-llama-3.1-8b": "meta-llama/Llama-3.1-8B",
+    "meta-llama/meta-llama-3.1-70b": "meta-llama/Llama-3.1-70B",
+    "llama-3.3-70b": "meta-llama/Llama-3.3-70B-Instruct",
+    "codellama-34b": "codellama/CodeLlama-34b-Instruct-hf",
+    "mistral-7b": "mistralai/Mistral-7B-Instruct-v0.3",
+    "mistral-nemo": "mistralai/Mistral-Nemo-Instruct-2407",
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B-Instruct",
+    "qwen2.5-72b": "Qwen/Qwen2.5-72B-Instruct",
+    "phi-3.5-mini": "microsoft/Phi-3.5-mini-instruct",
+}
+
+
+def _spec(row: str) -> ModelSpec:
+    name, family, *sizes, tied = row.split()
+    layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, positions = map(int, sizes)
+    return ModelSpec(
+        name, family, layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, positions,
+        tied=tied == "tied", qkv_bias=family == "qwen2", qk_norm=family == "qwen3", sliding_window=_WINDOWS.get(name),
+    )  # fmt: skip
+
+
+MODELS: dict[str, ModelSpec] = {spec.name: spec for spec in map(_spec, _SIZES.strip().splitlines())}
+"""By the name on the hub."""
+
+
+def _known_as() -> dict[str, str]:
+    """Every spelling in lower case: the hub name, its last part, that without "-instruct" where the base model has no row."""
+    known = {name.lower(): name for name in MODELS}
+    for name in MODELS:
+        known.setdefault(name.lower().rpartition("/")[2], name)
+    for name in MODELS:
+        if not name.lower().endswith("-instruct"):
+            known.setdefault(f"{name.lower()}-instruct", name)
+            known.setdefault(f"{name.lower().rpartition('/')[2]}-instruct", name)
+    return known | _ALIASES
+
+
+KNOWN_AS: dict[str, str] = _known_as()
+
+
+def resolve_model(name: str) -> ModelSpec:
+    """The sizes behind a catalogue name (upper and lower case alike), a config.json or a checkpoint directory.
+
+    A path that holds a config.json goes first. Raises ModelError, with close matches for an unknown name.
+    """
+    path = Path(name).expanduser()
+    if path.is_file() or (path / "config.json").is_file():
+        return read_model(path)
+    known = KNOWN_AS.get(name.lower())
+    if known is not None:
+        return MODELS[known]
+    if path.is_dir():
+        return read_model(path)
+    close = difflib.get_close_matches(name.lower(), KNOWN_AS, n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(close)}?" if close else f"known are {', '.join(sorted(_ALIASES))}, ..."
+    raise ModelError(f"model.name {name!r} is neither a known model nor a path to a config.json: {hint}")

@@ -1,0 +1,192 @@
+"""Step times from the datasheet: what a GPU's peaks and fixed efficiencies say of a model it has never run.
+
+Knows no requests and no measurement of this deployment; the last resort, right to some tens of per cent. The efficiencies
+below are fitted to public measurements in NVIDIA's aiconfigurator (Apache-2.0): times of vLLM's GEMM, attention and all-reduce
+kernels on A100, H100 and H200, and for latencies that no kernel shows alone the measured time per output token of dense
+models on H100 and B200. A GPU that is not among them is taken to behave alike.
+"""
+
+from math import hypot
+
+from msgspec import Struct
+
+from squall.perf.hardware import Gpu
+from squall.perf.latency import BatchShape, Progression
+from squall.perf.model import ModelSpec, dtype_bytes, dtype_name
+from squall.perf.prices import StepPrices
+
+
+class Efficiency(Struct, frozen=True):
+    """How much of its peaks a kind of hardware reaches, and what it spends on top.
+
+    Attributes:
+        gemm_compute: share of the peak that large matrix products reach.
+        gemm_memory: share of the bandwidth that matrix products of few rows reach.
+        stream: the same of element-wise kernels.
+        prefill_attention, decode_attention: of the peak, and of the bandwidth.
+        link: share of the link's bandwidth that an all-reduce reaches.
+        link_latency_s, link_wait_s: of one all-reduce, whatever its size; and per further GPU, which comes a little later.
+        kernel_s: start and end of one kernel, in a captured graph.
+        row_s: sampling for one request.
+        step_s: what a step costs beside the GPU's own work (scheduling, inputs, sampling, hand-over).
+    """
+
+    gemm_compute: float
+    gemm_memory: float
+    stream: float
+    prefill_attention: float
+    decode_attention: float
+    link: float
+    link_latency_s: float
+    link_wait_s: float
+    kernel_s: float
+    row_s: float
+    step_s: float
+
+
+GPU_EFFICIENCY = Efficiency(
+    gemm_compute=0.82,
+    gemm_memory=0.77,
+    stream=0.7,
+    prefill_attention=0.55,
+    decode_attention=0.75,
+    link=0.65,
+    link_latency_s=3.5e-6,
+    link_wait_s=1.5e-6,
+    kernel_s=2e-6,
+    row_s=2e-6,
+    step_s=1e-3,
+)
+CPU_EFFICIENCY = Efficiency(
+    gemm_compute=0.75,
+    gemm_memory=0.8,
+    stream=0.5,
+    prefill_attention=0.4,
+    decode_attention=0.5,
+    link=1.0,
+    link_latency_s=0.0,
+    link_wait_s=0.0,
+    kernel_s=4e-6,
+    row_s=50e-6,
+    step_s=1e-3,
+)
+
+KERNELS_PER_LAYER = 9
+"""Two norms, four matrix products, rotary embedding with the cache write, attention, activation."""
+
+
+class Roofline:
+    """A `LatencyModel` from a datasheet, and the times it is made of.
+
+    Args:
+        model: the sizes.
+        gpu: the peaks; `tp` of them share every layer.
+        tp: GPUs of one replica.
+        dtype: of the weights; "auto" is the checkpoint's own on a GPU and fp32 on a CPU.
+        kv_dtype: of the KV cache; "auto" is the activations'.
+        efficiency: None takes the constants above.
+        overhead_s: replaces the efficiency's `step_s`.
+
+    Raises ConfigError where `tp` cannot share the model or a number type is unknown.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        gpu: Gpu,
+        tp: int = 1,
+        dtype: str = "auto",
+        kv_dtype: str = "auto",
+        efficiency: Efficiency | None = None,
+        overhead_s: float | None = None,
+    ) -> None:
+        model.check_tp(tp)
+        self.model = model
+        self.gpu = gpu
+        self.tp = tp
+        self.dtype, self.weight_dtype = model.dtypes(default_dtype(model, gpu) if dtype == "auto" else dtype)
+        self.kv_dtype = self.dtype if kv_dtype == "auto" else dtype_name(kv_dtype)
+        self.efficiency = efficiency or (CPU_EFFICIENCY if gpu.kind == "cpu" else GPU_EFFICIENCY)
+        self.overhead_s = self.efficiency.step_s if overhead_s is None else overhead_s
+        self.source = f"roofline ({model.name} on {tp} x {gpu.name}, {self.weight_dtype})"
+        self._prices = StepPrices(self.source, self)
+
+    def run(self, shape: BatchShape, steps: int) -> list[Progression]:
+        """See `LatencyModel.run`."""
+        return self._prices.run(shape, steps)
+
+    # -- the times of `prices.Work`
+
+    def step_s(self) -> float:
+        return self.overhead_s + self.model.num_layers * KERNELS_PER_LAYER * self.efficiency.kernel_s
+
+    def tokens_s(self, tokens: int) -> float:
+        model = self.model
+        layer = sum(self._gemm_s(tokens, rows, columns, self.weight_dtype) for rows, columns in self._layer_gemms())
+        return model.num_layers * (layer + self._elementwise_s(tokens) + 2 * self._all_reduce_s(tokens * model.hidden_size))
+
+    def logits_s(self, rows: int) -> float:
+        model = self.model
+        columns = model.vocab_size / self.tp
+        head = self._gemm_s(rows, model.hidden_size, columns, self.dtype)
+        gather = self._all_reduce_s(rows * model.vocab_size) / 2
+        return head + gather + rows * self.efficiency.row_s
+
+    def context_s(self) -> float:
+        """A decode's attention reads each key and value of its context once."""
+        bytes_ = self.model.kv_bytes_per_token(self.kv_dtype, self.tp)
+        return bytes_ / (self.gpu.bandwidth * self.efficiency.decode_attention)
+
+    def chunk_s(self, tokens: int) -> tuple[float, float]:
+        """Attention of a chunk is bound by arithmetic, unless the chunk is so short that reading the cache takes longer."""
+        model = self.model
+        flops = 4 * model.num_layers * model.q_size / self.tp
+        pair = flops / (self._peak(self.dtype) * self.efficiency.prefill_attention)
+        return pair * tokens * (tokens + 1) / 2, max(pair * tokens, self.context_s())
+
+    # -- what they are made of
+
+    def _layer_gemms(self) -> tuple[tuple[float, float], ...]:
+        """(rows, columns) of a layer's weight matrices on one GPU."""
+        model, tp = self.model, self.tp
+        kv = 2 * model.kv_heads_per_gpu(tp) * model.head_dim
+        return (
+            (model.hidden_size, model.q_size / tp + kv),
+            (model.q_size / tp, model.hidden_size),
+            (model.hidden_size, 2 * model.intermediate_size / tp),
+            (model.intermediate_size / tp, model.hidden_size),
+        )
+
+    def _gemm_s(self, tokens: int, rows: float, columns: float, weight_dtype: str) -> float:
+        """Arithmetic and memory traffic overlap, but not fully: measured times lie near the root of the sum of squares."""
+        compute = 2 * tokens * rows * columns / (self._peak(weight_dtype) * self.efficiency.gemm_compute)
+        traffic = rows * columns * dtype_bytes(weight_dtype) + tokens * (rows + columns) * dtype_bytes(self.dtype)
+        return hypot(compute, traffic / (self.gpu.bandwidth * self.efficiency.gemm_memory))
+
+    def _peak(self, dtype: str) -> float:
+        """Operations a second with weights of that type; int4 and int8 weights are computed in 16 bits."""
+        if dtype == "fp8" and self.gpu.fp8_flops is not None:
+            return self.gpu.fp8_flops
+        return self.gpu.flops / 2 if dtype == "fp32" and self.gpu.kind != "cpu" else self.gpu.flops
+
+    def _elementwise_s(self, tokens: int) -> float:
+        """Norms (with the residual: two reads, two writes, twice a layer), rotary embedding, activation, cache write."""
+        model = self.model
+        whole = 8 * model.hidden_size
+        shared = 2 * (model.q_size + 2 * model.kv_size) + 3 * model.intermediate_size
+        return tokens * (whole + shared / self.tp) * dtype_bytes(self.dtype) / (self.gpu.bandwidth * self.efficiency.stream)
+
+    def _all_reduce_s(self, values: float) -> float:
+        """Ring: every GPU sends 2 (tp - 1) / tp of the data; small messages cost their latency."""
+        if self.tp == 1:
+            return 0.0
+        sent = 2 * (self.tp - 1) / self.tp * values * dtype_bytes(self.dtype)
+        waits = self.efficiency.link_latency_s + self.efficiency.link_wait_s * (self.tp - 1)
+        return waits + sent / (self.gpu.link_bandwidth * self.efficiency.link)
+
+
+def default_dtype(model: ModelSpec, gpu: Gpu) -> str:
+    """What "auto" means: the checkpoint's own type on a GPU (bf16 for fp32 ones), fp32 on a CPU."""
+    if gpu.kind == "cpu":
+        return "fp32"
+    return "bf16" if model.dtype == "fp32" else "auto"
