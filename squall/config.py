@@ -100,6 +100,7 @@ class Serve(Struct, frozen=True, forbid_unknown_fields=True):
     device: str = "cpu"
     compute_threads: Positive = 1
     api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()  # web pages that may call the endpoint from a browser; "*" is all of them
     drain_timeout_s: Seconds = 30.0
     time_dilation: Seconds = 1.0
     vllm_metrics: bool = True

@@ -5,6 +5,7 @@ from typing import Protocol, Self
 
 from msgspec import Struct
 
+from squall.core.types import Nanos
 from squall.live.engine.interface import Sampling, TokenOut
 from squall.live.engine.tokenizer import Tokenizer
 
@@ -14,6 +15,11 @@ class TokenStream(Protocol):
 
     `__anext__` raises `Rejected` (before the first token only) or `ReplicaFailed`.
     """
+
+    @property
+    def queued(self) -> Nanos | None:
+        """How long it waited for the first step that worked on it; None until, or where, that is not known."""
+        ...
 
     def __aiter__(self) -> Self: ...
     async def __anext__(self) -> TokenOut: ...
