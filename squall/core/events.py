@@ -53,7 +53,7 @@ class Arrived(Event, frozen=True, gc=False):
 class Progressed(Event, frozen=True, gc=False):
     """What the end of a run changed for the requests of `replica`; ids in ascending order.
 
-    `first` produced their first token, `finished` their last (or were cancelled), `preempted` lost their KV and wait again
+    `first` produced their first token there, `finished` their last (or were cancelled), `preempted` lost their KV and wait again
     at the replica. A request may be in `first` and `finished` at once.
     """
 

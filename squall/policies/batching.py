@@ -5,19 +5,72 @@ Knows no blocks by name, no clock and no engine: the replica takes blocks, preem
 
 from msgspec import Struct
 
+from squall.core.types import FOREVER
+from squall.core.views import BatchingView, Plan
 
-class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="vllm"):
+
+class Vllm(Struct, frozen=True, tag_field="kind", tag="vllm"):
     """vLLM V1: decodes first, then the partial prefill, then the queue's head, all within one token budget.
+
+    The queue is served in order: a head that does not fit keeps all others waiting. After a preemption nobody is admitted
+    for one step.
 
     Attributes:
         max_num_seqs: requests in the batch, decoding or prefilling.
-        max_num_batched_tokens: tokens a step computes; longer prompts are cut into chunks.
+        max_num_batched_tokens: tokens a step computes; longer prompts are cut into chunks. At least `max_num_seqs`.
         prefix_cache: whether full prompt blocks are shared between requests.
     """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        if self.max_num_seqs < 1:
+            raise ValueError(f"max_num_seqs must be at least 1, not {self.max_num_seqs}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens must be at least max_num_seqs ({self.max_num_seqs}), not {self.max_num_batched_tokens}: "
+                "every decode needs one token of the budget"
+            )
+
+    def __call__(self, view: BatchingView) -> Plan:
+        budget = self.max_num_batched_tokens - view.num_decodes
+        seats = self.max_num_seqs - view.num_decodes - len(view.prefilling)
+        free = view.free_blocks
+        chunks: tuple[int, ...] = ()
+        if view.prefilling:
+            partial = view.prefilling[0]  # the only one: a prompt is cut only where it uses up the budget
+            left = partial.target - partial.computed
+            if left > budget:
+                return Plan((left - 1) // budget, (budget,), open=False)
+            chunks = (left,)
+            budget -= left
+            free -= -(-partial.target // view.block_size) - partial.blocks
+        if view.preempted:
+            return Plan(1, chunks)
+        admit = self._admit(view, seats, budget, free) if view.waiting and seats > 0 and budget > 0 else ()
+        if chunks or admit:
+            return Plan(1, chunks, admit)
+        return Plan(FOREVER, open=seats > 0 and not view.waiting)
+
+    def _admit(self, view: BatchingView, seats: int, budget: int, free: int) -> tuple[int, ...]:
+        """Tokens for each request from the head of the queue that there is room for."""
+        admit: list[int] = []
+        size = view.block_size
+        for work in view.waiting:
+            cached, in_use = view.cached(work)
+            tokens = min(work.target - cached * size, budget)
+            blocks = -(-(cached * size + tokens) // size) - in_use
+            if blocks > free:
+                break
+            admit.append(tokens)
+            free -= blocks
+            seats -= 1
+            budget -= tokens
+            if seats == 0 or budget == 0:
+                break
+        return tuple(admit)
 
 
 Batching = Vllm

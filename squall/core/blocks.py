@@ -1,0 +1,98 @@
+"""A replica's KV blocks, by count, and the prefix cache over them.
+
+Knows how many blocks are free, which hashes are held and which of those nobody uses. Does not know requests, and does not
+know block ids: the engine owns the physical blocks and follows the same rules.
+
+A block is in one of three states: free; private to one request; or cached under a hash, used by as many requests as its count
+says. A cached block that nobody uses is idle: it counts as available, and the one idle for longest is evicted first.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from squall.core.types import BlockHash
+
+
+class BlockPool:
+    """Counts of blocks.
+
+    Args:
+        num_blocks: blocks in all.
+
+    Attributes:
+        num_blocks: as given.
+        num_free: blocks that hold nothing.
+    """
+
+    __slots__ = ("_idle", "_uses", "num_blocks", "num_free")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_free = num_blocks
+        self._uses: dict[BlockHash, int] = {}
+        self._idle: OrderedDict[BlockHash, None] = OrderedDict()
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that may be taken: the free and the idle ones."""
+        return self.num_free + len(self._idle)
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    def take(self, count: int) -> None:
+        """Make `count` blocks private: free ones first, then evicted ones. There must be as many available."""
+        free = self.num_free - count
+        while free < 0:
+            evicted, _ = self._idle.popitem(last=False)
+            del self._uses[evicted]
+            free += 1
+        self.num_free = free
+
+    def oldest(self, count: int) -> tuple[BlockHash, ...]:
+        """The `count` idle blocks that would be evicted first, in this order."""
+        return tuple(islice(self._idle, count))
+
+    def match(self, hashes: Sequence[BlockHash], limit: int) -> tuple[int, int]:
+        """How many of the first `limit` hashes are held without a gap, and how many of those are in use already."""
+        uses = self._uses
+        held = in_use = 0
+        for block in islice(hashes, limit):
+            count = uses.get(block)
+            if count is None:
+                break
+            held += 1
+            if count:
+                in_use += 1
+        return held, in_use
+
+    def use(self, hashes: Iterable[BlockHash]) -> None:
+        """One more user for each of these held blocks."""
+        uses = self._uses
+        for block in hashes:
+            count = uses[block]
+            if not count:
+                del self._idle[block]
+            uses[block] = count + 1
+
+    def share(self, block: BlockHash) -> bool:
+        """Turn a private block into a cached one with one user. False, and nothing changes, where the hash is held already."""
+        if block in self._uses:
+            return False
+        self._uses[block] = 1
+        return True
+
+    def release(self, num_blocks: int, shared: Sequence[BlockHash]) -> None:
+        """One user gives back its `num_blocks` blocks, of which those in `shared` are cached.
+
+        The tail of a chain is useless without its head, so it becomes idle (and is evicted) first.
+        """
+        self.num_free += num_blocks - len(shared)
+        uses = self._uses
+        for block in reversed(shared):
+            count = uses[block] - 1
+            uses[block] = count
+            if not count:
+                self._idle[block] = None

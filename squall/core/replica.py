@@ -1,0 +1,322 @@
+"""The replica machine: a queue, a batch and KV blocks.
+
+Decides what every step works on, who is preempted and how many steps may run before anything would be decided differently.
+Does not know the clock, how long a step takes, nor when a request stops: the engine says so at the end of a run.
+
+All that a run of k steps does is done when it ends, in the order in which k single steps would have done it: the blocks that
+it took (evicting from the prefix cache), what its decodes leave behind, what its chunks complete.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+from squall.core.actions import AnyAction, Chunk, Cut, Forget, Preempt, RunSteps, Send
+from squall.core.blocks import BlockPool
+from squall.core.decodes import NEVER, DecodeGroup, Work
+from squall.core.events import AnyEvent, Cancelled, Progressed, StepsDone, Submitted, Woke
+from squall.core.types import ROUTER, BlockHash, Nanos, ReplicaId, Request, RequestId, RunId
+from squall.core.views import BatchingPolicy, Plan, WorkView
+
+EVICTED_AT_ONCE = 64
+"""A run is bounded so that it evicts no more blocks than this (or one step's), since it must name them beforehand."""
+
+
+class Replica:
+    """One servable copy of the model. Satisfies `core.views.BatchingView`.
+
+    Args:
+        id: its machine id.
+        policy: plans its steps.
+        num_blocks, block_size: its KV pool, in blocks and tokens a block.
+
+    Attributes:
+        pool: the KV blocks.
+        decodes: the requests that decode.
+        waiting, prefilling: the other requests.
+        num_preemptions: so far.
+        num_prefix_queries, num_prefix_hits: tokens looked up in the prefix cache at admission, and those found there.
+    """
+
+    __slots__ = (
+        "_batch", "_busy", "_cancelled", "_looked_at", "_open", "_run", "_running", "block_size", "decodes", "free_blocks", "id",
+        "num_blocks", "num_decodes", "num_preemptions", "num_prefix_hits", "num_prefix_queries", "policy", "pool", "preempted",
+        "prefilling", "waiting", "wake_at",
+    )  # fmt: skip
+
+    def __init__(self, id: ReplicaId, policy: BatchingPolicy, num_blocks: int, block_size: int) -> None:
+        self.id = id
+        self.policy = policy
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.pool = BlockPool(num_blocks)
+        self.decodes = DecodeGroup(block_size)
+        self.waiting: deque[Work] = deque()
+        self.prefilling: list[Work] = []
+        self.wake_at: Nanos | None = None
+        self.num_preemptions = 0
+        self.num_prefix_queries = 0
+        self.num_prefix_hits = 0
+        self.preempted = False  # these three are the policy's view, brought up to date before it is asked
+        self.free_blocks = num_blocks
+        self.num_decodes = 0
+        self._running: dict[RequestId, Work] = {}  # prefilling or decoding
+        self._run: RunId = 0
+        self._busy = False
+        self._open = False  # an arrival cuts the run
+        self._batch: list[tuple[Work, int]] = []  # the run's chunks: whose, and tokens a step
+        self._cancelled: list[RequestId] = []  # in the run, to be dropped at its end
+        self._looked_at: list[WorkView] = []  # whose cached blocks the policy asked for
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that requests hold."""
+        return self.num_blocks - self.pool.num_available
+
+    def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
+        if type(event) is StepsDone:
+            return self._end_run(event)
+        if type(event) is Submitted:
+            return self._submit(event.request, now)
+        if type(event) is Woke:
+            self.wake_at = None
+            return [] if self._busy else self._begin_run((), (), ())
+        if type(event) is Cancelled:
+            return self._cancel(event.request)
+        raise TypeError(f"replica {self.id} cannot handle {type(event).__name__}")
+
+    # -- requests come and go
+
+    def _submit(self, request: Request, now: Nanos) -> list[AnyAction]:
+        # The last token's KV is never needed.
+        if request.num_prompt_tokens + request.max_output_tokens - 1 > self.num_blocks * self.block_size:
+            raise ValueError(f"request {request.id} can never fit into the {self.num_blocks} blocks of replica {self.id}")
+        generated = request.num_output_tokens
+        hashes = request.block_hashes if self.policy.prefix_cache else ()
+        self.waiting.append(Work(request, hashes, request.num_prompt_tokens + generated, generated))
+        if self._busy:
+            return self._cut() if self._open else []
+        self.wake_at = now
+        return []
+
+    def _cancel(self, request: RequestId) -> list[AnyAction]:
+        if request in self._running:
+            self._cancelled.append(request)
+            return self._cut()
+        for work in self.waiting:
+            if work.request.id == request:
+                self.waiting.remove(work)
+                gone = (request,)
+                cut = self._cut() if self._busy else []
+                return [Send(ROUTER, Progressed(self.id, finished=gone)), Forget(gone), *cut]
+        return []
+
+    def _cut(self) -> list[AnyAction]:
+        self._open = False
+        return [Cut(self._run)]
+
+    # -- the end of a run
+
+    def _end_run(self, event: StepsDone) -> list[AnyAction]:
+        if event.run != self._run or not self._busy:
+            raise ValueError(f"replica {self.id} is not in run {event.run}")
+        self._busy = False
+        steps = event.steps
+        decodes = self.decodes
+        taken = decodes.blocks(steps) if decodes.size else 0
+        for work, tokens in self._batch:
+            taken += self._new_blocks(work, tokens * steps)
+        if taken:
+            self.pool.take(taken)
+        decodes.advance(steps)
+        stopped = event.stopped
+        for request in stopped:
+            work = self._running[request]
+            if work.joined != NEVER:
+                self._drop(work)
+        first: list[RequestId] = []
+        if self._batch:
+            for work, tokens in self._batch:
+                self._prefill(work, tokens * steps, stopped, first)
+            self._batch.clear()
+        if self._cancelled:
+            gone = [request for request in dict.fromkeys(self._cancelled) if request in self._running]
+            self._cancelled.clear()
+            for request in gone:
+                self._drop(self._running[request])
+            return self._begin_run(first, sorted([*stopped, *gone]), gone)
+        return self._begin_run(first, stopped, ())
+
+    def _prefill(self, work: Work, tokens: int, stopped: Sequence[RequestId], first: list[RequestId]) -> None:
+        """`work` computed so many tokens; where that is the last of its prefill it produced one."""
+        done = work.computed + tokens
+        size = self.block_size
+        work.blocks = -(-done // size)
+        if work.hashes:
+            share = self.pool.share
+            work.shared += tuple(block for block in work.hashes[work.computed // size : done // size] if share(block))
+        work.computed = done
+        if done < work.target:
+            return
+        request = work.request.id
+        if work.generated == work.request.num_output_tokens:
+            first.append(request)
+        work.generated += 1
+        if request in stopped:
+            self._drop(work)
+        else:
+            self.prefilling.remove(work)
+            self.decodes.join(work)
+
+    def _drop(self, work: Work) -> None:
+        """It leaves the batch and its blocks become free or idle."""
+        del self._running[work.request.id]
+        if work.joined == NEVER:
+            self.prefilling.remove(work)
+        else:
+            self.decodes.leave(work)
+        self.pool.release(work.blocks, work.shared)
+
+    # -- the start of a run
+
+    def _begin_run(self, first: Sequence[RequestId], finished: Sequence[RequestId], gone: Sequence[RequestId]) -> list[AnyAction]:
+        """Start what the policy plans. Returns all actions of the call: what the last run changed is told here, too."""
+        preempted = []
+        while self.decodes.next_blocks() > self.pool.num_available:
+            preempted.append(self._preempt())
+        plan = self._ask()
+        while plan.chunks and self._chunk_blocks(plan) > self.free_blocks:
+            preempted.append(self._preempt())
+            plan = self._ask()
+        self.preempted = False
+        actions: list[AnyAction] = []
+        if first or finished or preempted:
+            actions.append(Send(ROUTER, Progressed(self.id, tuple(sorted(first)), tuple(finished), tuple(sorted(preempted)))))
+        if gone:
+            actions.append(Forget(tuple(gone)))
+        if preempted:
+            actions.append(Preempt(tuple(preempted)))
+        if self.num_decodes or plan.chunks or plan.admit:
+            actions.append(self._launch(plan))
+        return actions
+
+    def _ask(self) -> Plan:
+        self.free_blocks = self.pool.num_available - self.decodes.next_blocks()
+        self.num_decodes = self.decodes.size
+        self._looked_at.clear()
+        return self.policy(self)
+
+    def cached(self, work: WorkView) -> tuple[int, int]:
+        """See BatchingView. A prefill always computes at least one token."""
+        if not work.hashes:
+            return 0, 0
+        self._looked_at.append(work)
+        return self.pool.match(work.hashes, (work.target - 1) // self.block_size)
+
+    def _preempt(self) -> RequestId:
+        """Send the latest arrival in the batch back to the head of the queue. It keeps its tokens and loses its blocks."""
+        work = max(self._running.values(), key=_arrival)
+        self._drop(work)
+        work.target = work.request.num_prompt_tokens + work.generated
+        work.computed = 0
+        work.blocks = 0
+        work.shared = ()
+        self.waiting.appendleft(work)
+        self.preempted = True
+        self.num_preemptions += 1
+        return work.request.id
+
+    def _launch(self, plan: Plan) -> RunSteps:
+        chunks = []
+        batch = self._batch
+        for work, tokens in zip(self.prefilling, plan.chunks, strict=False):
+            if tokens:
+                batch.append((work, tokens))
+                chunks.append(Chunk(work.request.id, work.computed, tokens, 0, work.computed + tokens == work.target))
+        for tokens in plan.admit:
+            work = self.waiting.popleft()
+            num_cached = self._admit(work)
+            batch.append((work, tokens))
+            chunks.append(Chunk(work.request.id, num_cached, tokens, num_cached, num_cached + tokens == work.target))
+        if plan.admit and self._need(1) > self.pool.num_available:
+            raise ValueError(f"{type(self.policy).__name__} admitted more than the {self.free_blocks} free blocks can hold")
+        steps, evictable = self._horizon(plan)
+        self._run += 1
+        self._busy = True
+        self._open = plan.open and steps > 1
+        return RunSteps(self._run, steps, self.num_decodes, self.decodes.context, tuple(chunks), evictable)
+
+    def _admit(self, work: Work) -> int:
+        """Into the batch; returns how many of its tokens the prefix cache holds, which are its own from now on."""
+        self._running[work.request.id] = work
+        self.prefilling.append(work)
+        if not work.hashes:
+            return 0
+        held, _ = self.pool.match(work.hashes, (work.target - 1) // self.block_size)
+        work.shared = work.hashes[:held]
+        self.pool.use(work.shared)
+        work.blocks = held
+        work.computed = held * self.block_size
+        self.num_prefix_queries += work.target
+        self.num_prefix_hits += work.computed
+        return work.computed
+
+    # -- how far a run may go
+
+    def _horizon(self, plan: Plan) -> tuple[int, tuple[BlockHash, ...]]:
+        """Steps for which there surely are blocks and the plan surely holds, and the blocks that they may evict."""
+        pool = self.pool
+        steps = 1 if plan.admit else plan.steps
+        if not pool.num_idle:
+            return self._fit(steps, pool.num_free), ()
+        steps = self._fit(steps, pool.num_free + min(pool.num_idle, EVICTED_AT_ONCE))
+        evictable = pool.oldest(max(0, self._need(steps) - pool.num_free))
+        if evictable and steps > 1:
+            # The plan rests on these cached blocks: it holds until the first of them is evicted.
+            watched = self._watched()
+            for i, block in enumerate(evictable):
+                if block in watched:
+                    steps = self._fit(steps, pool.num_free + i)
+                    return steps, pool.oldest(max(0, self._need(steps) - pool.num_free))
+        return steps, evictable
+
+    def _watched(self) -> set[BlockHash]:
+        return {block for work in self._looked_at for block in work.hashes} | {b for work, _ in self._batch for b in work.hashes}
+
+    def _fit(self, steps: int, blocks: int) -> int:
+        """The most steps, at least 1 and at most `steps`, that take no more than `blocks`."""
+        if steps == 1:
+            return 1
+        if not self._batch:
+            return max(1, min(steps, self.decodes.steps_within(blocks)))
+        if self._need(steps) <= blocks:
+            return steps
+        low, high = 1, steps
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._need(middle) <= blocks:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _need(self, steps: int) -> int:
+        """Blocks that the run takes in `steps` steps."""
+        return self.decodes.blocks(steps) + sum(self._new_blocks(work, tokens * steps) for work, tokens in self._batch)
+
+    def _chunk_blocks(self, plan: Plan) -> int:
+        return sum(self._new_blocks(work, tokens) for work, tokens in zip(self.prefilling, plan.chunks, strict=False))
+
+    def _new_blocks(self, work: Work, tokens: int) -> int:
+        return -(-(work.computed + tokens) // self.block_size) - work.blocks
+
+
+def _arrival(work: Work) -> tuple[Nanos, RequestId]:
+    return work.request.arrived_at, work.request.id

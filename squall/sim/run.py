@@ -1,0 +1,77 @@
+"""A whole run: the machines that a configuration describes, on a virtual clock, over a workload.
+
+Knows how the parts fit together and nothing of how they work. Reads and writes no files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from heapq import merge
+
+from squall.config import Config
+from squall.core.controller import Controller
+from squall.core.events import AnyEvent, Arrived, Cancelled
+from squall.core.machine import Machine
+from squall.core.metrics import RunRecord
+from squall.core.replica import Replica
+from squall.core.router import Router
+from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, Request, RequestId
+from squall.perf.latency import LatencyModel
+from squall.sim.driver import Delays, Driver, EventLog
+from squall.sim.world import World
+from squall.workload.spec import OfferedRequest
+
+
+def simulate(
+    config: Config,
+    requests: Sequence[OfferedRequest],
+    latency: LatencyModel,
+    num_blocks: int,
+    *,
+    cancellations: Sequence[tuple[Nanos, RequestId]] = (),
+    delays: Delays = Delays(),  # noqa: B008 - frozen
+    max_steps: int = FOREVER,
+    log: EventLog | None = None,
+) -> RunRecord:
+    """Serve `requests` with the fleet of `config` until nothing is left to happen.
+
+    Args:
+        config: its fleet, replica, batching, route and queue tables are read.
+        requests: with unique ids; block hashes, where there are any, are of `config.replica.block_size` tokens.
+        latency: prices the steps of every replica.
+        num_blocks: KV blocks of every replica.
+        cancellations: when the clients of which requests go away.
+        delays: of starting, loading, warming and stopping a replica; the fleet is up at 0 by default.
+        max_steps: the longest run of steps; 1 is the oracle to which any other must be equal.
+        log: called after every event.
+    """
+    began = time.perf_counter()
+    world = World(requests, latency, max_steps)
+    replicas = range(config.fleet.replicas)
+    block_size = config.replica.block_size
+    router = Router(config.route, config.queue.max_requests, config.queue.max_tokens, config.queue.max_retries)
+    machines: dict[MachineId, Machine] = {ROUTER: router, CONTROLLER: Controller(len(replicas), config.scale)}
+    for replica in replicas:
+        machines[replica] = Replica(replica, config.batching, num_blocks, block_size)
+    driver = Driver(machines, world, dict.fromkeys(replicas, (num_blocks, block_size)), delays, log)
+    driver.run(merge(_arrivals(requests), _cancellations(cancellations), key=lambda offered: offered[0]))
+    record = world.record(driver.now)
+    record.num_events = driver.num_events
+    record.gpu_nanos = driver.replica_nanos * config.replica.tp * config.replica.pp
+    record.wall_s = time.perf_counter() - began
+    return record
+
+
+def _arrivals(requests: Sequence[OfferedRequest]) -> Iterator[tuple[Nanos, AnyEvent]]:
+    """A trace does not know the client's limit; the output it recorded stands for it (the router refuses what never fits)."""
+    for r in sorted(requests, key=lambda request: request.arrived_at):
+        request = Request(
+            r.id, r.arrived_at, r.num_prompt_tokens, r.num_output_tokens, block_hashes=r.block_hashes, session=r.session
+        )
+        yield r.arrived_at, Arrived(request)
+
+
+def _cancellations(cancellations: Sequence[tuple[Nanos, RequestId]]) -> Iterator[tuple[Nanos, AnyEvent]]:
+    for at, request in sorted(cancellations):
+        yield at, Cancelled(request)
