@@ -45,6 +45,7 @@ class Driver:
         perform: called with every action but a Send to one of `machines`.
         record: called after every event with what it led to, before the actions are performed.
         clock: nanoseconds, never decreasing.
+        after: called at the end of every instant.
     """
 
     def __init__(
@@ -53,18 +54,24 @@ class Driver:
         perform: Perform,
         record: Record | None = None,
         clock: Callable[[], Nanos] = time.monotonic_ns,
+        after: Callable[[], None] | None = None,
     ) -> None:
         self.now: Nanos = 0
         self._machines = dict(machines)
         self._perform = perform
         self._record = record
         self._clock = clock
+        self._after = after
         self._pending: list[tuple[Priority, int, MachineId, AnyEvent]] = []
         self._posted = 0
         self._turn: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._pumping = False
         self._stopped = False
+
+    def start(self) -> None:
+        """Give machines that want to be woken from the start their first instant."""
+        self._turn = asyncio.get_running_loop().call_soon(self._pump)
 
     def post(self, machine: MachineId, event: AnyEvent, priority: Priority) -> None:
         """Deliver `event` at the next instant (at the current one, when called while an action is performed)."""
@@ -98,6 +105,8 @@ class Driver:
             self._pumping = False
         if not self._stopped:
             self._set_timer()
+        if self._after is not None:
+            self._after()
 
     def _run_instant(self) -> None:
         while not self._stopped:

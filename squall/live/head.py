@@ -1,0 +1,400 @@
+"""The head: Router and Controller in the live driver, one session a replica, and the streams of tokens to clients.
+
+Implements `Frontend`. Knows requests, replicas and what each action means in this world; not HTTP, not how a worker computes.
+A request keeps its tokens here, so that it can be continued on another replica when its own dies: the client sees nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Self
+
+from msgspec.structs import replace
+
+from squall.config import Config
+from squall.core.actions import AnyAction, LoadWeights, Reply, Send, StartReplica, StopReplica, WarmReplica
+from squall.core.controller import Controller
+from squall.core.events import (
+    AnyEvent,
+    Arrived,
+    Cancelled,
+    DrainWanted,
+    LoadFailed,
+    Progressed,
+    ReplicaLost,
+    ReplicaStopped,
+    Submitted,
+)
+from squall.core.lifecycle import Phase
+from squall.core.router import Router
+from squall.core.types import CONTROLLER, ROUTER, MachineId, Nanos, ReplicaId, Request, RequestId
+from squall.errors import ConfigError, Rejected, ReplicaFailed, SquallError
+from squall.live.driver import Driver, Priority, Record
+from squall.live.engine.hashing import block_hashes
+from squall.live.engine.interface import Job, Sampling, TokenOut
+from squall.live.engine.tokenizer import Tokenizer
+from squall.live.frontend import FrontendStats, ReplicaStats
+from squall.live.launch import Launcher
+from squall.live.rpc.client import SILENCE_S, ReplicaClient
+from squall.live.rpc.convert import ReplicaLoad
+
+GOODBYE_S = 2.0
+"""How long a worker may take to end a session that it was asked to end."""
+
+NO_LOAD = ReplicaLoad(0, 0, 0, 0, 0, 0)
+
+
+class Stream:
+    """One request's tokens, from the workers to one client. Satisfies `TokenStream`.
+
+    Args:
+        request: as the router knows it.
+        prompt, sampling: what machines never see.
+        cancelled: called once, when the client gives up before the end.
+    """
+
+    def __init__(
+        self, request: Request, prompt: tuple[int, ...], sampling: Sampling, cancelled: Callable[[RequestId], None]
+    ) -> None:
+        self.request = request
+        self.output: list[int] = []
+        self.begun_at: Nanos | None = None
+        self._prompt = prompt
+        self._sampling = sampling
+        self._cancelled = cancelled
+        self._ready: deque[TokenOut] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: SquallError | None = None
+        self._over = False
+
+    @property
+    def queued(self) -> Nanos | None:
+        return None if self.begun_at is None else self.begun_at - self.request.arrived_at
+
+    @property
+    def job(self) -> Job:
+        """All that an engine needs to begin the request, or to go on with it."""
+        return Job(self.request.id, self._prompt, self._sampling, tuple(self.output), self.request.block_hashes)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> TokenOut:
+        while not self._ready:
+            if self._error is not None:
+                raise self._error
+            if self._over:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._ready.popleft()
+
+    def cancel(self) -> None:
+        if not self._over:
+            self._over = True
+            self._cancelled(self.request.id)
+
+    def push(self, out: TokenOut) -> None:
+        self.output.append(out.token)
+        self._ready.append(out)
+        self._over = out.finish is not None
+        self._wake()
+
+    def fail(self, error: SquallError) -> None:
+        """No more tokens come."""
+        self._over = True
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Head:
+    """See `Frontend`; also the performer of the Router's and the Controller's actions.
+
+    Args:
+        config: as given.
+        model_names, tokenizer, max_model_len: as in `Frontend`.
+        launcher: starts workers.
+        record: writes the event log.
+        say: tells a person what happens to replicas, one line each.
+        silence_s: after how much silence a replica counts as lost.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        model_names: Sequence[str],
+        tokenizer: Tokenizer,
+        max_model_len: int,
+        launcher: Launcher,
+        record: Record | None = None,
+        say: Callable[[str], None] = lambda _: None,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        self.model_names = tuple(model_names)
+        self.created = int(time.time())
+        self.max_model_len = max_model_len
+        self.tokenizer = tokenizer
+        self.draining = False
+        self.load_failure: asyncio.Future[str] | None = None
+        self._launcher = launcher
+        self._say = say
+        self._silence_s = silence_s
+        self._block_size = config.replica.block_size
+        self._prefix_cache = bool(getattr(config.batching, "prefix_cache", False))
+        self._secret = secrets.token_bytes(32)
+        self._router = Router(config.route, config.queue.max_requests, config.queue.max_tokens, config.queue.max_retries)
+        self._controller = Controller(config.fleet.replicas, config.scale)
+        self._driver = Driver({ROUTER: self._router, CONTROLLER: self._controller}, self._perform, record, after=self._look)
+        self._ids = count(1)
+        self._streams: dict[RequestId, Stream] = {}
+        self._clients: dict[ReplicaId, ReplicaClient] = {}
+        self._tasks: dict[ReplicaId, asyncio.Task[None]] = {}
+        self._loads: dict[ReplicaId, ReplicaLoad] = {}
+        self._past_queries = self._past_hits = 0  # of sessions that are over
+        self._num_preemptions = 0
+        self._stopping: set[ReplicaId] = set()
+        self._last_words: dict[ReplicaId, str] = {}
+        self._looked = asyncio.Event()
+
+    # -- for whoever runs it
+
+    def start(self) -> None:
+        """Bring the fleet up."""
+        self.load_failure = asyncio.get_running_loop().create_future()
+        self._driver.start()
+
+    async def until_ready(self) -> None:
+        """Returns when the first replica takes requests."""
+        await self._until(lambda: self.ready)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take nothing new, finish what runs (for at most so long), and bring the fleet down."""
+        self.draining = True
+        self._driver.post(CONTROLLER, DrainWanted(), Priority.ARRIVAL)
+        try:
+            await asyncio.wait_for(self._until(lambda: self._fleet_is_off), timeout_s)
+        except TimeoutError:
+            self._say(f"{len(self._streams)} requests did not finish within {timeout_s:g} s")
+
+    async def close(self) -> None:
+        """End everything now; streams that are open fail."""
+        self._driver.stop()
+        for stream in self._streams.values():
+            stream.fail(ReplicaFailed("the service was shut down before the request was finished"))
+        self._streams.clear()
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._launcher.close()
+
+    # -- Frontend
+
+    @property
+    def ready(self) -> bool:
+        return self._router.num_open > 0
+
+    def submit(self, prompt: Sequence[int], sampling: Sampling, *, session: int = 0) -> Stream:
+        tokens = tuple(prompt)
+        request = Request(
+            id=next(self._ids),
+            arrived_at=time.monotonic_ns(),
+            num_prompt_tokens=len(tokens),
+            max_output_tokens=max(1, min(sampling.max_tokens, self.max_model_len - len(tokens))),
+            block_hashes=block_hashes(tokens, self._block_size, self._secret) if self._prefix_cache else (),
+            session=session,
+        )
+        stream = self._streams[request.id] = Stream(request, tokens, sampling, self._give_up)
+        self._driver.post(ROUTER, Arrived(request), Priority.ARRIVAL)
+        return stream
+
+    def stats(self) -> FrontendStats:
+        loads = self._loads
+        return FrontendStats(
+            replicas=tuple(
+                ReplicaStats(
+                    replica=replica,
+                    phase=member.life.phase.value,
+                    num_running=loads.get(replica, NO_LOAD).num_running,
+                    num_waiting=loads.get(replica, NO_LOAD).num_waiting,
+                    num_blocks=loads.get(replica, NO_LOAD).num_blocks,
+                    num_used_blocks=loads.get(replica, NO_LOAD).num_used_blocks,
+                )
+                for replica, member in sorted(self._controller.fleet.items())
+            ),
+            num_queued=self._router.num_queued,
+            num_preemptions=self._num_preemptions,
+            num_prefix_cache_queries=self._past_queries + sum(load.num_prefix_cache_queries for load in loads.values()),
+            num_prefix_cache_hits=self._past_hits + sum(load.num_prefix_cache_hits for load in loads.values()),
+        )
+
+    # -- actions
+
+    def _perform(self, action: AnyAction) -> None:
+        match action:
+            case Send(to, Submitted(request)):
+                self._submit_to(to, request)
+            case Send(to, event):
+                self._send(to, event)
+            case Reply():
+                self._reject(action)
+            case StartReplica(replica):
+                self._tasks[replica] = asyncio.create_task(self._live(replica))
+            case LoadWeights(replica) | WarmReplica(replica):
+                self._send(replica, action)
+            case StopReplica(replica):
+                self._stop(replica)
+            case _:
+                raise TypeError(f"the head cannot perform {type(action).__name__}")
+
+    def _submit_to(self, replica: ReplicaId, request: Request) -> None:
+        """Attach what machines never see. A request whose client has all it wants is over, whatever the router still believes."""
+        stream = self._streams.get(request.id)
+        if stream is None:
+            self._driver.post(ROUTER, Progressed(replica, finished=(request.id,)), Priority.END)
+            return
+        continued = replace(request, num_output_tokens=len(stream.output))
+        if client := self._clients.get(replica):
+            client.send(Submitted(continued), stream.job)
+
+    def _send(self, replica: ReplicaId, message: AnyEvent | AnyAction) -> None:
+        """To a replica that is gone, nothing: its loss is on the way to the machines."""
+        if client := self._clients.get(replica):
+            client.send(message)
+
+    def _reject(self, reply: Reply) -> None:
+        stream = self._streams.pop(reply.request, None)
+        if stream is None:
+            return
+        if stream.output:
+            stream.fail(ReplicaFailed(reply.message))
+            return
+        retry_after_s = reply.retry_after_s if reply.rejection.retryable else None
+        stream.fail(Rejected(reply.message, reason=reply.rejection.value, retry_after_s=retry_after_s))
+
+    def _give_up(self, request: RequestId) -> None:
+        """A client went away."""
+        if self._streams.pop(request, None) is not None:
+            self._driver.post(ROUTER, Cancelled(request), Priority.ARRIVAL)
+
+    # -- the life of a replica's process and session
+
+    async def _live(self, replica: ReplicaId) -> None:
+        """From its start to its loss."""
+        address = None
+        try:
+            address = await self._launcher.start(replica)
+            client = self._clients[replica] = ReplicaClient(replica, self, self._silence_s)
+            why = await client.run(address)
+        except SquallError as error:
+            why = str(error)
+            if isinstance(error, ConfigError):
+                self._cannot_serve(why)
+        if replica in self._stopping:
+            return
+        self._forget(replica)
+        if address is not None:
+            await self._launcher.kill(address)
+        why = self._last_words.pop(replica, why)
+        self._over(replica, ReplicaLost(replica, why), f"replica {replica} is lost: {why}")
+
+    def _stop(self, replica: ReplicaId) -> None:
+        """The controller wants it gone; it has no requests, or none that the controller waits for."""
+        self._stopping.add(replica)
+        self._tasks[replica] = asyncio.create_task(self._end(replica, self._tasks.get(replica)))
+
+    async def _end(self, replica: ReplicaId, living: asyncio.Task[None] | None) -> None:
+        self._send(replica, StopReplica(replica))
+        if living is not None:
+            if replica in self._clients:
+                await asyncio.wait([living], timeout=GOODBYE_S)
+            living.cancel()
+        self._forget(replica)
+        await self._launcher.stop(replica)
+        self._stopping.discard(replica)
+        self._over(replica, ReplicaStopped(replica), f"replica {replica} has stopped")
+
+    def _forget(self, replica: ReplicaId) -> None:
+        """Hear nothing of it any more."""
+        self._clients.pop(replica, None)
+        if load := self._loads.pop(replica, None):
+            self._past_queries += load.num_prefix_cache_queries
+            self._past_hits += load.num_prefix_cache_hits
+
+    def _over(self, replica: ReplicaId, event: ReplicaLost | ReplicaStopped, line: str) -> None:
+        self._tasks.pop(replica, None)
+        self._say(line)
+        self._driver.post(CONTROLLER, event, Priority.END)
+
+    def _cannot_serve(self, why: str) -> None:
+        """Before anything ran, what is wrong is the user's to put right."""
+        if not self.ready and self.load_failure is not None and not self.load_failure.done():
+            self.load_failure.set_result(why)
+
+    # -- what replicas say
+
+    def heard(self, client: ReplicaClient, to: MachineId, event: AnyEvent) -> None:
+        if self._clients.get(client.replica) is not client:
+            return
+        match event:
+            case Progressed():
+                self._num_preemptions += len(event.preempted)
+                for request in event.finished:
+                    if stream := self._streams.pop(request, None):
+                        stream.fail(ReplicaFailed(f"replica {client.replica} ended the request without a last token"))
+            case LoadFailed(_, reason):
+                self._say(f"replica {client.replica} cannot load the model: {reason}")
+                self._cannot_serve(reason)
+            case ReplicaLost(_, reason):
+                self._last_words[client.replica] = reason
+                return  # the session ends with it, and its end is what the controller hears of, once
+            case ReplicaStopped():
+                return  # the same
+        self._driver.post(to, event, Priority.END if to == CONTROLLER else Priority.MESSAGE)
+
+    def tokens(self, client: ReplicaClient, tokens: Sequence[TokenOut]) -> None:
+        if self._clients.get(client.replica) is not client:
+            return
+        for out in tokens:
+            stream = self._streams.get(out.request)
+            if stream is not None:
+                stream.push(out)
+                if out.finish is not None:
+                    del self._streams[out.request]
+
+    def begun(self, client: ReplicaClient, requests: Sequence[RequestId]) -> None:
+        if self._clients.get(client.replica) is not client:
+            return
+        now = time.monotonic_ns()
+        for request in requests:
+            stream = self._streams.get(request)
+            if stream is not None and stream.begun_at is None:
+                stream.begun_at = now
+
+    def load(self, client: ReplicaClient, load: ReplicaLoad) -> None:
+        if self._clients.get(client.replica) is client:
+            self._loads[client.replica] = load
+
+    # -- waiting
+
+    @property
+    def _fleet_is_off(self) -> bool:
+        return all(member.life.phase is Phase.OFF for member in self._controller.fleet.values())
+
+    def _look(self) -> None:
+        """The machines have taken in an instant's events."""
+        self._looked.set()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._looked.clear()
+            await self._looked.wait()

@@ -1,0 +1,213 @@
+"""Starts and ends worker processes on this machine. Knows processes, not what they compute and not what is said to them.
+
+A worker cannot outlive its head: it watches its standard input, whose other end closes with us, however we die.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from squall.core.types import ReplicaId
+from squall.errors import ConfigError, ReplicaFailed, SquallError
+
+START_TIMEOUT_S = 120.0
+"""Importing torch from a cold, slow disk is the longest part."""
+
+STOP_TIMEOUT_S = 5.0
+CONFIG_ERROR = 2
+"""The exit code of a worker that finds its configuration wrong; the last line of its log says what."""
+
+
+class Greeting(Struct, frozen=True):
+    """The one line that a worker prints when it listens."""
+
+    address: str
+    replicas: tuple[ReplicaId, ...]
+
+
+class Launcher(Protocol):
+    """Brings workers up and down. `start` of a replica whose worker still runs gives its address again."""
+
+    async def start(self, replica: ReplicaId) -> str:
+        """The address of a worker that hosts `replica`.
+
+        Raises:
+            ConfigError: the worker found the configuration wrong.
+            ReplicaFailed: it did not come up for another reason; carries its last words.
+        """
+        ...
+
+    async def stop(self, replica: ReplicaId) -> None:
+        """End the worker that hosts `replica`, unless others in it are still wanted. Idempotent."""
+        ...
+
+    async def kill(self, address: str) -> None:
+        """The worker at `address` cannot be trusted: see that it is gone, with all that it hosts."""
+        ...
+
+    async def close(self) -> None:
+        """End all workers."""
+        ...
+
+
+class LocalLauncher:
+    """Workers as processes of this machine.
+
+    Args:
+        config: the resolved configuration file that workers read.
+        logs: directory for what workers print (`worker-0.log`, ...).
+        groups: which replicas share a process; each replica in exactly one group.
+        extra: more arguments for each worker.
+    """
+
+    def __init__(self, config: Path, logs: Path, groups: Sequence[Sequence[ReplicaId]], extra: Sequence[str] = ()) -> None:
+        self._config = config
+        self._logs = logs
+        self._groups = [tuple(group) for group in groups]
+        self._extra = tuple(extra)
+        self._workers: dict[tuple[ReplicaId, ...], _Worker] = {}
+        self._wanted: set[ReplicaId] = set()
+
+    def prepare(self) -> None:
+        """Start all processes now, so that they import their libraries while we import ours."""
+        for group in self._groups:
+            self._workers[group] = self._spawn(group)
+
+    async def start(self, replica: ReplicaId) -> str:
+        group = self._group(replica)
+        worker = self._workers.get(group)
+        if worker is None or worker.process.poll() is not None:
+            worker = self._workers[group] = self._spawn(group)
+        self._wanted.add(replica)
+        try:
+            return (await worker.greeting()).address
+        except SquallError:
+            await worker.end(at_once=True)
+            raise
+
+    async def stop(self, replica: ReplicaId) -> None:
+        self._wanted.discard(replica)
+        group = self._group(replica)
+        if not self._wanted.intersection(group) and (worker := self._workers.pop(group, None)):
+            await worker.end()
+
+    async def kill(self, address: str) -> None:
+        for group, worker in list(self._workers.items()):
+            if worker.address == address:
+                del self._workers[group]
+                await worker.end(at_once=True)
+
+    async def close(self) -> None:
+        workers, self._workers = list(self._workers.values()), {}
+        await asyncio.gather(*(worker.end() for worker in workers))
+
+    def pid(self, replica: ReplicaId) -> int | None:
+        """The process that hosts `replica`, if there is one."""
+        worker = self._workers.get(self._group(replica))
+        return worker.process.pid if worker is not None else None
+
+    def _group(self, replica: ReplicaId) -> tuple[ReplicaId, ...]:
+        return next(group for group in self._groups if replica in group)
+
+    def _spawn(self, group: tuple[ReplicaId, ...]) -> _Worker:
+        log = self._logs / f"worker-{group[0]}.log"
+        replicas = ",".join(map(str, group))
+        command = [
+            sys.executable,
+            "-m",
+            "squall.live.worker",
+            "--config",
+            str(self._config),
+            "--replicas",
+            replicas,
+            "--with-parent",
+        ]
+        with log.open("ab") as stderr:
+            process = subprocess.Popen(
+                [*command, *self._extra],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,  # a Ctrl-C in the terminal is for the head, which drains
+            )
+        return _Worker(process, log)
+
+
+class _Worker:
+    """One worker process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self._log = log
+        self._greeting: asyncio.Task[Greeting] | None = None
+
+    @property
+    def address(self) -> str | None:
+        """None until it listens."""
+        greeting = self._greeting
+        return greeting.result().address if greeting is not None and greeting.done() and greeting.exception() is None else None
+
+    async def greeting(self) -> Greeting:
+        """What it said when it came up, however often that is asked. Raises as `Launcher.start`."""
+        if self._greeting is None:
+            self._greeting = asyncio.create_task(self._read_greeting())
+        return await asyncio.shield(self._greeting)
+
+    async def _read_greeting(self) -> Greeting:
+        assert self.process.stdout is not None
+        line = asyncio.create_task(asyncio.to_thread(self.process.stdout.readline))
+        done, _ = await asyncio.wait([line], timeout=START_TIMEOUT_S)
+        if not done:
+            _kill(self.process)  # which ends the read, too
+            await line
+            raise ReplicaFailed(f"a worker did not start within {START_TIMEOUT_S:g} s{self._last_words()}")
+        try:
+            return msgspec.json.decode(line.result(), type=Greeting)
+        except msgspec.DecodeError:
+            code = await asyncio.to_thread(self.process.wait)
+            if code == CONFIG_ERROR:
+                raise ConfigError(self._last_line().removeprefix("worker: error: ")) from None
+            raise ReplicaFailed(f"a worker {_describe_exit(code)} before it was up{self._last_words()}") from None
+
+    async def end(self, *, at_once: bool = False) -> None:
+        """Ask it to end, and see to it that it and its children do."""
+        if not at_once:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(self.process.wait, STOP_TIMEOUT_S)
+        _kill(self.process)
+        await asyncio.to_thread(self.process.wait)
+        if self._greeting is not None:
+            await asyncio.gather(self._greeting, return_exceptions=True)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _last_words(self) -> str:
+        line = self._last_line()
+        return f": {line} (more in {self._log})" if line else f" (its log, {self._log}, is empty)"
+
+    def _last_line(self) -> str:
+        return (self._log.read_text(errors="replace").strip().splitlines() or [""])[-1]
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """The process leads a group of its own; whatever it started goes with it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _describe_exit(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

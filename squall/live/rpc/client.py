@@ -1,0 +1,116 @@
+"""The head's end of one replica's session. Knows the wire and its deadlines, not what the messages mean.
+
+A session is over when its stream ends, breaks, or is silent for longer than a heartbeat may take; its owner is told once, with
+one line that says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import grpc
+
+from squall.core.actions import AnyAction
+from squall.core.events import AnyEvent
+from squall.core.types import MachineId, ReplicaId, RequestId
+from squall.live.engine.interface import Job, TokenOut
+from squall.live.rpc import convert
+from squall.live.rpc.convert import ReplicaLoad
+from squall.live.rpc.generated import squall_pb2 as pb
+from squall.live.rpc.service import OPTIONS, session_of
+
+SILENCE_S = 10.0
+"""A replica that says nothing for so long is lost: a live one sends its load twice a second."""
+
+
+class Listener(Protocol):
+    """Who hears what a replica says. Called on the loop, in the order in which the replica spoke."""
+
+    def heard(self, client: ReplicaClient, to: MachineId, event: AnyEvent) -> None: ...
+    def tokens(self, client: ReplicaClient, tokens: Sequence[TokenOut]) -> None: ...
+    def load(self, client: ReplicaClient, load: ReplicaLoad) -> None: ...
+    def begun(self, client: ReplicaClient, requests: Sequence[RequestId]) -> None: ...
+
+
+class ReplicaClient:
+    """One session with one replica.
+
+    Args:
+        replica: its id.
+        listener: hears what comes.
+        silence_s: after how much silence the replica counts as lost.
+    """
+
+    def __init__(self, replica: ReplicaId, listener: Listener, silence_s: float = SILENCE_S) -> None:
+        self.replica = replica
+        self._listener = listener
+        self._silence_s = silence_s
+        self._outbox: asyncio.Queue[pb.ToReplica] = asyncio.Queue()
+        self._heard_at = 0.0
+
+    def send(self, message: AnyEvent | AnyAction, job: Job | None = None) -> None:
+        """Put a message on the stream. Never blocks; what a broken stream loses, its owner learns of as a lost replica."""
+        self._outbox.put_nowait(convert.to_replica(message, job))
+
+    async def run(self, address: str) -> str:
+        """Talk until the session is over, and say why it is."""
+        loop = asyncio.get_running_loop()
+        self._heard_at = loop.time()
+        async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+            call = session_of(channel)(None, wait_for_ready=True)
+            tasks = [loop.create_task(part) for part in (self._write(call), self._read(call), self._watch())]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                return _why(done)
+            finally:
+                call.cancel()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[pb.ToReplica, pb.FromReplica]) -> str:
+        await call.write(pb.ToReplica(open=pb.Open(replica=self.replica)))
+        while True:
+            await call.write(await self._outbox.get())
+
+    async def _read(self, call: grpc.aio.StreamStreamCall[pb.ToReplica, pb.FromReplica]) -> str:
+        clock: Callable[[], float] = asyncio.get_running_loop().time
+        async for message in call:
+            self._heard_at = clock()
+            match message.WhichOneof("message"):
+                case "output":
+                    self._listener.tokens(self, convert.tokens_from_message(message.output))
+                case "send":
+                    self._listener.heard(self, message.send.to, convert.event_from_message(message.send.event))
+                case "begun":
+                    self._listener.begun(self, message.begun.requests)
+                case "load":
+                    self._listener.load(self, convert.from_message(message.load, ReplicaLoad))
+        return "the worker ended the session"
+
+    async def _watch(self) -> str:
+        loop = asyncio.get_running_loop()
+        while (left := self._heard_at + self._silence_s - loop.time()) > 0:
+            await asyncio.sleep(left)
+        return f"no sign of life for {self._silence_s:g} s"
+
+
+def _why(done: set[asyncio.Task[str]]) -> str:
+    """The reason in the first of the tasks that has one; a reader's is better than a writer's."""
+    reasons = []
+    for task in done:
+        with contextlib.suppress(asyncio.CancelledError):
+            error = task.exception()
+            if error is None:
+                return task.result()
+            reasons.append(_one_line(error))
+    return max(reasons, key=len, default="the session was closed")
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name.lower().replace('_', ' ')}: {error.details() or 'the connection broke'}"
+    return f"{type(error).__name__}: {error}".splitlines()[0]

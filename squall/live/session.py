@@ -1,0 +1,286 @@
+"""One replica inside a worker: its engine in a thread of its own, and the session with the head that it serves now.
+
+Knows engines, machines and messages; not how the messages travel. The engine and its weights outlive a session: a head that
+comes back finds them loaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from squall.core.actions import AnyAction, Cut, Forget, LoadWeights, Preempt, RunSteps, Send, StopReplica, WarmReplica
+from squall.core.events import (
+    AnyEvent,
+    LoadFailed,
+    ReplicaLost,
+    ReplicaStarted,
+    ReplicaStopped,
+    StepsDone,
+    Submitted,
+    Warmed,
+    WeightsLoaded,
+)
+from squall.core.replica import Replica
+from squall.core.types import CONTROLLER, MachineId, ReplicaId, RequestId, RunId
+from squall.core.views import BatchingPolicy
+from squall.errors import SquallError
+from squall.live.driver import Driver, Priority, Record
+from squall.live.engine.interface import Engine, Job, RunEnded, TokenOut
+from squall.live.rpc import convert
+from squall.live.rpc.convert import ReplicaLoad
+from squall.live.rpc.generated import squall_pb2 as pb
+
+LOAD_EVERY_S = 0.5
+
+T = TypeVar("T")
+Call = Callable[[], None]
+
+
+class EngineThread:
+    """Makes an engine's calls one after the other, in a thread of its own.
+
+    Args:
+        name: of the thread, for debuggers.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def call(self, call: Call) -> None:
+        """Make `call` after all earlier ones. It must not raise."""
+        self._calls.put(call)
+
+    def stop(self) -> None:
+        """End the thread after the calls made so far."""
+        self._calls.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+
+class Host:
+    """A replica's place in this worker.
+
+    Args:
+        replica: its id.
+        engine: loaded when a head asks for it, once.
+        policy: plans its steps.
+        record: writes the event log.
+
+    Attributes:
+        session: the one that is open; None while no head wants it.
+        failed: what the engine raised, after which it cannot be trusted any more.
+    """
+
+    def __init__(self, replica: ReplicaId, engine: Engine, policy: BatchingPolicy, record: Record | None) -> None:
+        self.replica = replica
+        self.engine = engine
+        self.policy = policy
+        self.record = record
+        self.thread = EngineThread(f"engine-{replica}")
+        self.session: Session | None = None
+        self.failed: BaseException | None = None
+        self.loaded = False
+
+
+class Session:
+    """A head's conversation about one replica.
+
+    Args:
+        host: where the replica lives; its `session` is this one until `close`.
+        put: sends a message to the head.
+
+    Attributes:
+        over: the head has asked the replica to stop, or the engine has failed.
+    """
+
+    def __init__(self, host: Host, put: Callable[[pb.FromReplica], None]) -> None:
+        self.over = asyncio.Event()
+        self._host = host
+        self._engine = host.engine
+        self._put = put
+        self._loop = asyncio.get_running_loop()
+        self._driver: Driver | None = None
+        self._machine: Replica | None = None
+        self._known: set[RequestId] = set()  # requests that the engine knows
+        self._waiting: set[RequestId] = set()  # of these, not begun
+        self._run: RunId = 0
+        self._heartbeat: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def idle(self) -> bool:
+        """It has no request."""
+        return not self._known
+
+    def open(self) -> None:
+        self._host.session = self
+        self._tell(CONTROLLER, ReplicaStarted(self._host.replica))
+        self._beat()
+
+    def close(self) -> None:
+        """The head is gone: end the run, free everything, keep the weights. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._host.session = None
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        if self._driver is not None:
+            self._driver.stop()
+        self._engine.cut(self._run)
+        known = tuple(sorted(self._known))
+        self._host.thread.call(lambda: self._engine.forget(known))
+
+    def receive(self, message: pb.ToReplica) -> None:
+        """Raises ValueError for what makes no sense here."""
+        if message.WhichOneof("message") == "event":
+            self._deliver(convert.event_from_message(message.event), message)
+            return
+        match convert.action_from_message(message.action):
+            case LoadWeights():
+                self._in_engine(self._load, self._loaded, self._load_failed)
+            case WarmReplica():
+                self._in_engine(self._engine.warm, lambda _: self._tell(CONTROLLER, Warmed(self._host.replica)), self._fail)
+            case StopReplica():
+                self._tell(CONTROLLER, ReplicaStopped(self._host.replica))
+                self.over.set()
+            case other:
+                raise ValueError(f"a head does not ask for {type(other).__name__}")
+
+    # -- events
+
+    def _deliver(self, event: AnyEvent, message: pb.ToReplica) -> None:
+        if self._driver is None:
+            raise ValueError(f"{type(event).__name__} before the weights were loaded")
+        if isinstance(event, Submitted):
+            if not message.HasField("job"):
+                raise ValueError(f"request {event.request.id} came without its tokens")
+            job = convert.from_message(message.job, Job)
+            self._known.add(job.request)
+            self._waiting.add(job.request)
+            self._in_engine(lambda: self._engine.add(job), None, self._fail)
+        self._driver.post(self._host.replica, event, Priority.MESSAGE)
+
+    def _tell(self, to: MachineId, event: AnyEvent) -> None:
+        self._put(pb.FromReplica(send=pb.Send(to=to, event=convert.event_to_message(event))))
+
+    # -- actions
+
+    def _perform(self, action: AnyAction) -> None:
+        match action:
+            case RunSteps():
+                self._run = action.run
+                self._tell_begun(action)
+                self._in_engine(lambda: self._engine.run(action, self._emit), self._run_ended, self._fail)
+            case Send():
+                self._tell(action.to, action.event)
+            case Cut():
+                self._engine.cut(action.run)
+            case Preempt():
+                self._in_engine(lambda: self._engine.preempt(action.requests), None, self._fail)
+            case Forget():
+                self._known.difference_update(action.requests)
+                self._waiting.difference_update(action.requests)
+                self._in_engine(lambda: self._engine.forget(action.requests), None, self._fail)
+            case _:
+                raise TypeError(f"a replica cannot ask for {type(action).__name__}")
+
+    def _tell_begun(self, action: RunSteps) -> None:
+        begun = [chunk.request for chunk in action.chunks if chunk.request in self._waiting]
+        if begun:
+            self._waiting.difference_update(begun)
+            self._put(pb.FromReplica(begun=pb.Begun(requests=begun)))
+
+    def _load(self) -> None:
+        if not self._host.loaded:
+            self._engine.load()
+            self._host.loaded = True
+
+    def _loaded(self, _: object) -> None:
+        engine, replica = self._engine, self._host.replica
+        self._machine = Replica(replica, self._host.policy, engine.num_blocks, engine.block_size)
+        self._driver = Driver({replica: self._machine}, self._perform, self._host.record)
+        self._tell(CONTROLLER, WeightsLoaded(replica, engine.num_blocks, engine.block_size))
+
+    def _load_failed(self, error: BaseException) -> None:
+        if not isinstance(error, SquallError):
+            traceback.print_exception(error, file=sys.stderr)
+        self._tell(CONTROLLER, LoadFailed(self._host.replica, _one_line(error)))
+
+    def _run_ended(self, ended: RunEnded) -> None:
+        self._known.difference_update(ended.stopped)
+        if self._driver is not None:
+            self._driver.post(self._host.replica, StepsDone(ended.run, ended.steps, ended.stopped), Priority.END)
+
+    def _fail(self, error: BaseException) -> None:
+        """An engine that raised in the middle of its work is in no known state."""
+        traceback.print_exception(error, file=sys.stderr)
+        self._host.failed = error
+        self._tell(CONTROLLER, ReplicaLost(self._host.replica, _one_line(error)))
+        self.over.set()
+
+    # -- between the threads
+
+    def _in_engine(
+        self, call: Callable[[], T], done: Callable[[T], None] | None, failed: Callable[[BaseException], None]
+    ) -> None:
+        """Make `call` in the engine's thread, then `done` with what it returned (or `failed`) on the loop."""
+
+        def work() -> None:
+            if self._closed:
+                return
+            try:
+                result = call()
+            except Exception as error:
+                self._on_loop(failed, error)
+            else:
+                if done is not None:
+                    self._on_loop(done, result)
+
+        self._host.thread.call(work)
+
+    def _emit(self, tokens: Sequence[TokenOut]) -> None:
+        self._on_loop(lambda out: self._put(pb.FromReplica(output=convert.tokens_to_message(out))), tokens)
+
+    def _on_loop(self, call: Callable[[T], None], argument: T) -> None:
+        if not self._closed:
+            self._loop.call_soon_threadsafe(lambda: None if self._closed else call(argument))
+
+    # -- heartbeat
+
+    def _beat(self) -> None:
+        self._put(pb.FromReplica(load=convert.to_message(self._measure())))
+        self._heartbeat = self._loop.call_later(LOAD_EVERY_S, self._beat)
+
+    def _measure(self) -> ReplicaLoad:
+        machine = self._machine
+        if machine is None:
+            return ReplicaLoad(0, 0, 0, 0, 0, 0)
+        return ReplicaLoad(
+            num_running=machine.num_running,
+            num_waiting=machine.num_waiting,
+            num_blocks=machine.num_blocks,
+            num_used_blocks=machine.num_used_blocks,
+            num_prefix_cache_queries=machine.num_prefix_queries,
+            num_prefix_cache_hits=machine.num_prefix_hits,
+        )
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, SquallError) else f"{type(error).__name__}: {text}"

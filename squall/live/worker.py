@@ -1,0 +1,274 @@
+"""A worker process: one or more replicas behind the gRPC service of `rpc/squall.proto`.
+
+    python -m squall.live.worker --config CONFIG --replicas 0 [--listen 127.0.0.1:0] [--device cuda]
+
+Prints one line of JSON (its address) when it listens, and then nothing on standard output. Knows how sessions come and go and
+when the process ends; what happens inside a session is in `session.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # the stubs leave it out
+
+from squall import config as configuration
+from squall.config import Config
+from squall.core.types import ReplicaId
+from squall.errors import ConfigError, SquallError
+from squall.live.engine.interface import Engine
+from squall.live.rpc.generated import squall_pb2 as pb
+from squall.live.rpc.service import OPTIONS, SERVICE, handler
+from squall.live.served import ServedModel, served_model
+from squall.live.session import Host, Session
+
+GRACE_S = 60.0
+"""How long a worker waits for a head that went away, or never came."""
+
+FLUSH_S = 2.0
+EXIT_S = 5.0
+
+Context = Any  # grpc.aio.ServicerContext of our two messages; the stubs make it generic, the library does not
+
+
+class Worker:
+    """Serves the sessions of `hosts` until it is asked to end.
+
+    Args:
+        hosts: the replicas that live here.
+        drain_timeout_s: how long running requests may take to finish once the end is wanted.
+        grace_s: how long to wait without any session.
+    """
+
+    def __init__(self, hosts: Sequence[Host], drain_timeout_s: float, grace_s: float) -> None:
+        self._hosts = {host.replica: host for host in hosts}
+        self._drain_timeout_s = drain_timeout_s
+        self._grace_s = grace_s
+        self._health = health.HealthServicer()
+        self._end = asyncio.Event()
+        self._at_once = False
+
+    async def serve(self, listen: str, listening: Callable[[str], None]) -> None:
+        """Serve on `listen` ("host:port", port 0 for any) and call `listening` with the address. Returns when it is over.
+
+        Raises ConfigError when it cannot listen there.
+        """
+        server = grpc.aio.server(options=OPTIONS)
+        server.add_generic_rpc_handlers((handler(self._session),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        try:
+            port = server.add_insecure_port(listen)
+        except RuntimeError:
+            raise ConfigError(f"a worker cannot listen on {listen}: is the port in use?") from None
+        for host in self._hosts.values():
+            host.thread.start()
+        await server.start()
+        await self._say(health_pb2.HealthCheckResponse.SERVING)
+        listening(f"{listen.rpartition(':')[0]}:{port}")
+        watch = asyncio.create_task(self._watch())
+        await self._end.wait()
+        watch.cancel()
+        await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._finish_requests()
+        await server.stop(grace=0)
+        await self._stop_engines()
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Finish the running requests, then end; or end at once. Idempotent."""
+        self._at_once = self._at_once or at_once
+        self._end.set()
+
+    @property
+    def failed(self) -> bool:
+        """An engine cannot be trusted any more."""
+        return any(host.failed for host in self._hosts.values())
+
+    async def _session(self, requests: AsyncIterator[pb.ToReplica], context: Context) -> None:
+        host = await self._host_of(requests, context)
+        outbox: asyncio.Queue[pb.FromReplica | None] = asyncio.Queue()
+        session = Session(host, outbox.put_nowait)
+        session.open()
+        parts = [asyncio.create_task(part) for part in (_read(requests, session), session.over.wait())]
+        writer = asyncio.create_task(_write(outbox, context))
+        try:
+            done, _ = await asyncio.wait([*parts, writer], return_when=asyncio.FIRST_COMPLETED)
+            if wrong := next((error for task in done if isinstance(error := task.exception(), ValueError)), None):
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(wrong))
+            outbox.put_nowait(None)
+            await asyncio.wait([writer], timeout=FLUSH_S)
+        finally:
+            session.close()
+            for task in (*parts, writer):
+                task.cancel()
+            if host.failed is not None:
+                self.end(at_once=True)
+
+    async def _host_of(self, requests: AsyncIterator[pb.ToReplica], context: Context) -> Host:
+        """The replica that the first message opens; otherwise the call is aborted."""
+        first = await anext(aiter(requests), None)
+        if first is None or not first.HasField("open"):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a session must be open")
+        assert first is not None
+        host = self._hosts.get(first.open.replica)
+        if host is None:
+            known = ", ".join(map(str, self._hosts))
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"replica {first.open.replica} is not here; here are {known}")
+        assert host is not None
+        if host.session is not None:
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"replica {host.replica} has a head already")
+        return host
+
+    async def _say(self, status: int) -> None:
+        for service in ("", SERVICE):
+            await self._health.set(service, status)
+
+    async def _watch(self) -> None:
+        """End when no head has wanted us for too long."""
+        alone_since = time.monotonic()
+        while True:
+            await asyncio.sleep(min(1.0, self._grace_s / 4))
+            if any(host.session for host in self._hosts.values()):
+                alone_since = time.monotonic()
+            elif time.monotonic() - alone_since > self._grace_s:
+                print(f"no head for {self._grace_s:g} s", file=sys.stderr)  # noqa: T201
+                self.end()
+
+    async def _finish_requests(self) -> None:
+        deadline = time.monotonic() + self._drain_timeout_s
+        while not self._at_once and time.monotonic() < deadline:
+            if all(host.session is None or host.session.idle for host in self._hosts.values()):
+                return
+            await asyncio.sleep(0.02)
+
+    async def _stop_engines(self) -> None:
+        for host in self._hosts.values():
+            if host.session is not None:
+                host.session.close()
+            host.thread.stop()
+        for host in self._hosts.values():
+            await asyncio.to_thread(host.thread.join, 1.0)
+
+
+async def _read(requests: AsyncIterator[pb.ToReplica], session: Session) -> None:
+    async for message in requests:
+        session.receive(message)
+
+
+async def _write(outbox: asyncio.Queue[pb.FromReplica | None], context: Context) -> None:
+    while (message := await outbox.get()) is not None:
+        await context.write(message)
+
+
+# -- the process
+
+
+def build_engine(config: Config, model: ServedModel) -> Callable[[], Engine]:
+    """How to make one more engine for `config`; what engines of one process can share is made once. Raises SquallError."""
+    if config.serve.engine == "emulated":
+        from squall.live.engine.emulated import EmulatedEngine
+        from squall.perf.build import latency_model, num_blocks
+        from squall.perf.hardware import resolve_gpu
+
+        gpu = resolve_gpu(config.cluster.gpu)
+        latency = latency_model(config.latency, model.spec, gpu, config.replica)
+        blocks = num_blocks(
+            model.spec,
+            gpu,
+            config.replica,
+            max_num_batched_tokens=getattr(config.batching, "max_num_batched_tokens", 2048),
+            max_num_seqs=getattr(config.batching, "max_num_seqs", 256),
+        )
+        tokenizer = model.tokenizer()
+        size, longest, dilation = config.replica.block_size, model.max_model_len, config.serve.time_dilation
+        return lambda: EmulatedEngine(latency, blocks, size, longest, tokenizer, dilation)
+    raise ConfigError(f"serve.engine is {config.serve.engine!r}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _parse(arguments)
+    try:
+        config = configuration.load(given.config)
+        if given.device is not None:
+            config = msgspec.structs.replace(config, serve=msgspec.structs.replace(config.serve, device=given.device))
+        engine = build_engine(config, served_model(config))
+        hosts = [Host(replica, engine(), config.batching, None) for replica in given.replicas]
+        return _run(_main(given, hosts, config))
+    except SquallError as error:
+        print(f"worker: error: {error}", file=sys.stderr)  # noqa: T201
+        return 2
+
+
+async def _main(given: argparse.Namespace, hosts: Sequence[Host], config: Config) -> int:
+    worker = Worker(hosts, config.serve.drain_timeout_s, given.grace_s)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, worker.end)
+    loop.set_exception_handler(lambda loop, context: _bug(loop, context, worker))
+    if given.with_parent:
+        threading.Thread(target=_watch_parent, args=(loop, worker), daemon=True).start()
+
+    def greet(address: str) -> None:
+        print(json.dumps({"address": address, "replicas": given.replicas}), flush=True)  # noqa: T201
+
+    await worker.serve(given.listen, greet)
+    return int(worker.failed)
+
+
+def _bug(loop: asyncio.AbstractEventLoop, context: dict[str, Any], worker: Worker) -> None:
+    """An exception that nobody caught: no state here can be trusted, and the head will start another worker."""
+    loop.default_exception_handler(context)
+    worker.end(at_once=True)
+
+
+def _watch_parent(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
+    """Standard input ends when the head does, however it does."""
+    sys.stdin.buffer.read()
+    loop.call_soon_threadsafe(lambda: worker.end(at_once=True))
+    time.sleep(EXIT_S)
+    os._exit(1)
+
+
+def _run(main: Any) -> int:
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return int(asyncio.run(main))
+    return int(uvloop.run(main))
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m squall.live.worker", description="One squall worker; `squall serve` starts them."
+    )
+    parser.add_argument("--config", type=Path, required=True, help="the resolved configuration")
+    parser.add_argument("--replicas", type=_replicas, required=True, help="ids, such as 0 or 0-3 or 0,2")
+    parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 for any")
+    parser.add_argument("--device", help="overrides serve.device")
+    parser.add_argument("--grace-s", type=float, default=GRACE_S, help="seconds to wait without a head")
+    parser.add_argument("--with-parent", action="store_true", help="end when standard input does")
+    return parser.parse_args(arguments)
+
+
+def _replicas(text: str) -> list[ReplicaId]:
+    """ "0-2,5" is [0, 1, 2, 5]."""
+    ids: list[ReplicaId] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        ids += range(int(first), int(last or first) + 1)
+    return ids
+
+
+if __name__ == "__main__":
+    sys.exit(main())
