@@ -1,0 +1,167 @@
+"""Which replica comes next, by the route policy: O(log R) for one that ranks, the policy's own cost for one that chooses.
+
+Knows no queue, no request's life and no failure: the router adds, removes and counts.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import NoReturn
+
+from msgspec import Struct
+
+from squall.core.fleet_view import ChoosePolicy, ReplicaView
+from squall.core.types import ReplicaId, Request
+from squall.errors import ConfigError
+
+
+class Backend:
+    """The router's record of a replica; satisfies `ReplicaView`.
+
+    Attributes:
+        open: it takes new requests (it is in the index then).
+        rank: the policy's last word on it; None while it takes nothing.
+    """
+
+    __slots__ = ("block_size", "num_blocks", "num_preempted", "num_running", "num_tokens", "num_waiting", "open", "rank",
+                 "replica")  # fmt: skip
+
+    def __init__(self, replica: ReplicaId, num_blocks: int, block_size: int) -> None:
+        self.replica = replica
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.num_waiting = 0
+        self.num_running = 0
+        self.num_preempted = 0
+        self.num_tokens = 0
+        self.open = True
+        self.rank: float | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that its KV pool holds."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def num_outstanding(self) -> int:
+        return self.num_waiting + self.num_running
+
+
+class Ranked:
+    """A heap over the ranks that a policy gives. An entry is stale when its replica's rank has changed since; it is skipped."""
+
+    __slots__ = ("_heap", "_rank", "replicas")
+
+    def __init__(self, rank: Callable[[ReplicaView], float | None]) -> None:
+        self.replicas: list[Backend] = []  # in ascending id
+        self._rank = rank
+        self._heap: list[tuple[float, ReplicaId, Backend]] = []
+
+    def add(self, backend: Backend) -> None:
+        insort(self.replicas, backend, key=_id)
+        backend.rank = self._rank(backend)
+        self._rebuild()
+
+    def remove(self, backend: Backend) -> None:
+        self.replicas.remove(backend)
+        self._rebuild()
+
+    def pick(self, _request: Request) -> Backend | None:
+        heap = self._heap
+        while heap:
+            rank, _, backend = heap[0]
+            if rank == backend.rank:
+                return backend
+            heappop(heap)
+        return None
+
+    def pick_among(self, _request: Request, some: Sequence[Backend]) -> Backend | None:
+        """As `pick`, of these only; O(R), for the rare request that not every replica may get."""
+        ranked = [(backend.rank, backend.replica, backend) for backend in some if backend.rank is not None]
+        return min(ranked)[2] if ranked else None
+
+    def sent(self, backend: Backend) -> None:
+        """`backend` got a request."""
+        heap = self._heap
+        if not heap or heap[0][2] is not backend:
+            self.changed(backend)
+            return
+        rank = backend.rank = self._rank(backend)
+        if rank is None:
+            heappop(heap)
+        else:
+            heapreplace(heap, (rank, backend.replica, backend))
+
+    def changed(self, backend: Backend) -> None:
+        """What `backend` has changed."""
+        rank = self._rank(backend)
+        if rank == backend.rank:
+            return
+        backend.rank = rank
+        if rank is not None:
+            heappush(self._heap, (rank, backend.replica, backend))
+            if len(self._heap) > 64 + 8 * len(self.replicas):
+                self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._heap = [(backend.rank, backend.replica, backend) for backend in self.replicas if backend.rank is not None]
+        heapify(self._heap)
+
+
+class Among(Struct, frozen=True):
+    """Some of the replicas; satisfies `RouteView`."""
+
+    replicas: Sequence[Backend]
+    num_sent: int
+
+
+class Chosen:
+    """Asks the policy each time; satisfies `RouteView`."""
+
+    __slots__ = ("_by_id", "_policy", "num_sent", "replicas")
+
+    def __init__(self, policy: ChoosePolicy) -> None:
+        self.replicas: list[Backend] = []  # in ascending id
+        self.num_sent = 0
+        self._by_id: dict[ReplicaId, Backend] = {}
+        self._policy = policy
+
+    def add(self, backend: Backend) -> None:
+        insort(self.replicas, backend, key=_id)
+        self._by_id[backend.replica] = backend
+
+    def remove(self, backend: Backend) -> None:
+        self.replicas.remove(backend)
+        del self._by_id[backend.replica]
+
+    def pick(self, request: Request) -> Backend | None:
+        if not self.replicas:
+            return None
+        choice = self._policy.choose(request, self)
+        return None if choice is None else self._by_id.get(choice) or self._wrong(choice, self.replicas)
+
+    def pick_among(self, request: Request, some: Sequence[Backend]) -> Backend | None:
+        if not some:
+            return None
+        choice = self._policy.choose(request, Among(some, self.num_sent))
+        for backend in some:
+            if backend.replica == choice:
+                return backend
+        return None if choice is None else self._wrong(choice, some)
+
+    def sent(self, _backend: Backend) -> None:
+        self.num_sent += 1
+
+    def changed(self, backend: Backend) -> None:
+        pass
+
+    def _wrong(self, choice: ReplicaId, some: Sequence[Backend]) -> NoReturn:
+        ids = ", ".join(str(backend.replica) for backend in some)
+        policy = type(self._policy).__name__
+        raise ConfigError(f"route policy {policy} chose replica {choice!r}; it may choose one of {ids}, or None to keep waiting")
+
+
+def _id(backend: Backend) -> ReplicaId:
+    return backend.replica

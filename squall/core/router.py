@@ -1,0 +1,383 @@
+"""The router machine: who is served, by which replica, and what becomes of a request whose replica dies.
+
+Knows where every unfinished request is and what each replica was promised. Does not know how far a request has come beyond its
+first token, what a token is, or how long anything takes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from msgspec import Struct
+
+from squall.core.actions import AnyAction, Reply, Send
+from squall.core.events import (
+    AnyEvent,
+    Arrived,
+    Cancelled,
+    DrainWanted,
+    Emptied,
+    Progressed,
+    Rejection,
+    ReplicaDown,
+    ReplicaUp,
+    Submitted,
+    Woke,
+)
+from squall.core.fleet_view import RoutePolicy
+from squall.core.lifecycle import REQUEST, RequestHappening, RequestPhase
+from squall.core.replica_index import Backend, Chosen, Ranked
+from squall.core.types import CONTROLLER, SECOND, Nanos, ReplicaId, Request, RequestId
+from squall.errors import IllegalTransition
+
+RATE_WINDOW: Nanos = 10 * SECOND
+UNKNOWN_WAIT_S = 5.0
+MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0
+
+
+class Entry(Struct, gc=False):
+    """An unfinished request.
+
+    Attributes:
+        num_tokens: the most KV that it may need.
+        backend: the replica that has it; None while it is queued here.
+        started: that replica has yielded a token of it.
+        lost_by: replicas that died with it.
+    """
+
+    request: Request
+    num_tokens: int
+    phase: RequestPhase = RequestPhase.QUEUED
+    backend: Backend | None = None
+    started: bool = False
+    lost_by: tuple[ReplicaId, ...] = ()
+
+
+class Router:
+    """Admits, queues, routes and retries.
+
+    Requests are served first come, first served. One that no replica takes now (the policy's None, or no replica is up) waits
+    here, bound to none, in a queue of at most `max_queued_requests` requests and `max_queued_tokens` prompt tokens.
+
+    When a replica is lost, its requests go back to the front of the queue in the order of their ids, up to `max_retries` times
+    each; while another replica is up they do not return to one that lost them. A request that had tokens already is
+    continued: the `Request` sent again is the one that arrived, and it is the **driver's duty** to set its `num_output_tokens`
+    to the number of tokens delivered to the client (and to attach these tokens) when it performs the `Send`.
+
+    When a replica that was withdrawn (`ReplicaDown(lost=False)`) has finished what it had, the controller gets `Emptied`. While
+    the service drains, what is queued is still served: a withdrawal then takes effect once the queue is empty.
+
+    Of a `Progressed` the router expects ids that it sent to that replica and that were not in a `finished` of it before; a
+    replica says `finished` of a cancelled request too. A `Cancelled` may cross with it, and of an unknown id is ignored.
+    """
+
+    __slots__ = ("_backends", "_closing", "_draining", "_entries", "_index", "_largest", "_largest_ever", "_max_queued_requests",
+                 "_max_queued_tokens", "_max_retries", "_queue", "_queued_tokens", "_rate", "_smallest", "wake_at")  # fmt: skip
+
+    def __init__(self, policy: RoutePolicy, max_queued_requests: int, max_queued_tokens: int, max_retries: int) -> None:
+        self.wake_at: Nanos | None = None
+        self._max_queued_requests = max_queued_requests
+        self._max_queued_tokens = max_queued_tokens
+        self._max_retries = max_retries
+        self._index = Ranked(policy.rank) if hasattr(policy, "rank") else Chosen(policy)
+        self._backends: dict[ReplicaId, Backend] = {}  # all that are open or have unfinished requests
+        self._entries: dict[RequestId, Entry] = {}
+        self._queue: OrderedDict[RequestId, Entry] = OrderedDict()
+        self._queued_tokens = 0
+        self._rate = FinishRate()
+        self._draining = False
+        self._closing: set[ReplicaId] = set()  # withdrawn, but still needed for the queue
+        self._smallest = self._largest = 0  # KV pools of the open replicas, in tokens
+        self._largest_ever = 0
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait here, bound to no replica."""
+        return len(self._queue)
+
+    @property
+    def num_outstanding(self) -> int:
+        """Requests that replicas have."""
+        return len(self._entries) - len(self._queue)
+
+    @property
+    def num_open(self) -> int:
+        """Replicas that take requests."""
+        return len(self._index.replicas)
+
+    def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
+        match event:
+            case Progressed():
+                return self._progressed(event, now)
+            case Arrived():
+                return self._arrived(event.request, now)
+            case Cancelled():
+                return self._cancelled(event.request)
+            case ReplicaUp():
+                return self._replica_up(event)
+            case ReplicaDown():
+                return self._replica_down(event)
+            case DrainWanted():
+                self._draining = True
+                return self._settle()
+            case Woke():
+                return []
+        raise IllegalTransition(f"the router got {type(event).__name__}, which is not for it")
+
+    # -- requests come and go
+
+    def _arrived(self, request: Request, now: Nanos) -> list[AnyAction]:
+        if request.id in self._entries:
+            raise IllegalTransition(f"request {request.id} arrived twice: it is {self._entries[request.id].phase}")
+        if self._draining:
+            return [_reply(request, Rejection.DRAINING, "the service is shutting down", UNKNOWN_WAIT_S)]
+        entry = Entry(request, request.num_prompt_tokens + request.max_output_tokens)
+        if entry.num_tokens > self._largest and self._index.replicas:
+            return [self._too_large(entry)]
+        if not self._queue:
+            backend = self._pick(entry)
+            if backend is not None:
+                self._entries[request.id] = entry
+                return [self._send(entry, backend)]
+        room = len(self._queue) < self._max_queued_requests
+        if not room or self._queued_tokens + request.num_prompt_tokens > self._max_queued_tokens:
+            message = f"{len(self._queue)} requests with {self._queued_tokens} prompt tokens are waiting already"
+            return [_reply(request, Rejection.QUEUE_FULL, message, self._rate.wait_s(len(self._queue), now))]
+        self._entries[request.id] = entry
+        self._enqueue(entry)
+        return []
+
+    def _progressed(self, event: Progressed, now: Nanos) -> list[AnyAction]:
+        backend = self._backends.get(event.replica)
+        if backend is None:
+            raise IllegalTransition(f"replica {event.replica} reports {event}, but is not up")
+        for request in event.first:
+            entry = self._step(request, backend, "first token")
+            if not entry.started:
+                entry.started = True
+                backend.num_waiting -= 1
+                backend.num_running += 1
+        for request in event.preempted:
+            self._step(request, backend, "preempted")
+        for request in event.finished:
+            entry = self._step(request, backend, "finished")
+            del self._entries[request]
+            if entry.started:
+                backend.num_running -= 1
+            else:
+                backend.num_waiting -= 1
+            backend.num_tokens -= entry.request.num_prompt_tokens
+        if event.finished:
+            self._rate.add(len(event.finished), now)
+        if backend.open:
+            self._index.changed(backend)
+            return self._settle() if self._queue else []
+        return self._emptied(backend)
+
+    def _step(self, request: RequestId, backend: Backend, happening: RequestHappening) -> Entry:
+        """Follow the table for a request of `backend`."""
+        entry = self._entries.get(request)
+        if entry is None or entry.backend is not backend:
+            where = "is unknown" if entry is None else f"is {entry.phase} elsewhere"
+            raise IllegalTransition(f"replica {backend.replica} says {happening!r} of request {request}, which {where}")
+        before = entry.phase
+        after = REQUEST[before].get(happening)
+        if after is None:
+            raise IllegalTransition(f"replica {backend.replica} says {happening!r} of request {request}, which is {before}")
+        if before is not after:
+            entry.phase = after
+            if before is RequestPhase.PREEMPTED:
+                backend.num_preempted -= 1
+            elif after is RequestPhase.PREEMPTED:
+                backend.num_preempted += 1
+        return entry
+
+    def _cancelled(self, request: RequestId) -> list[AnyAction]:
+        entry = self._entries.get(request)
+        if entry is None or entry.phase is RequestPhase.CANCELLING:
+            return []
+        if entry.backend is None:
+            self._forget(entry, "cancelled")
+            return self._settle()
+        self._step(request, entry.backend, "cancelled")
+        return [Send(entry.backend.replica, Cancelled(request))]
+
+    # -- replicas come and go
+
+    def _replica_up(self, event: ReplicaUp) -> list[AnyAction]:
+        backend = self._backends.get(event.replica)
+        if backend is None:
+            backend = self._backends[event.replica] = Backend(event.replica, event.num_blocks, event.block_size)
+        elif backend.open:
+            raise IllegalTransition(f"replica {event.replica} came up while it was up")
+        backend.open = True
+        self._index.add(backend)
+        return self._fleet_changed()
+
+    def _replica_down(self, event: ReplicaDown) -> list[AnyAction]:
+        backend = self._backends.get(event.replica)
+        if backend is None:  # it was emptied at the instant it died
+            return []
+        if event.lost:
+            return self._lose(backend)
+        if self._draining and self._queue:
+            self._closing.add(event.replica)
+            return []
+        return self._close(backend)
+
+    def _close(self, backend: Backend) -> list[AnyAction]:
+        """It takes nothing new from now on."""
+        if not backend.open:
+            return []
+        backend.open = False
+        self._index.remove(backend)
+        return self._fleet_changed() + self._emptied(backend)
+
+    def _emptied(self, backend: Backend) -> list[AnyAction]:
+        if backend.num_waiting or backend.num_running:
+            return []
+        del self._backends[backend.replica]
+        return [Send(CONTROLLER, Emptied(backend.replica))]
+
+    def _lose(self, backend: Backend) -> list[AnyAction]:
+        """Its requests go to the front of the queue, or are given up."""
+        del self._backends[backend.replica]
+        self._closing.discard(backend.replica)
+        if backend.open:
+            self._index.remove(backend)
+        actions: list[AnyAction] = []
+        orphans = sorted(id for id, entry in self._entries.items() if entry.backend is backend)
+        for id in reversed(orphans):
+            entry = self._step(id, backend, "replica lost")
+            entry.backend = None
+            entry.started = False
+            entry.lost_by += (backend.replica,)
+            if entry.phase is RequestPhase.CANCELLED:
+                del self._entries[id]
+                continue
+            self._enqueue(entry)
+            self._queue.move_to_end(id, last=False)
+            if len(entry.lost_by) > self._max_retries:
+                times = "once" if len(entry.lost_by) == 1 else f"{len(entry.lost_by)} times"
+                actions.append(self._reject(entry, Rejection.LOST, f"lost its replica {times}", MIN_WAIT_S))
+        return actions[::-1] + self._fleet_changed()
+
+    def _fleet_changed(self) -> list[AnyAction]:
+        """Measure the KV pools of the replicas that take requests, and judge by them what waits."""
+        pools = [backend.capacity for backend in self._index.replicas]
+        self._smallest = min(pools, default=0)
+        self._largest = max(pools, default=0)
+        self._largest_ever = max(self._largest, self._largest_ever)
+        too_large = [entry for entry in self._queue.values() if entry.num_tokens > self._largest] if pools else []
+        refused: list[AnyAction] = [self._too_large(entry) for entry in too_large]
+        for entry in too_large:
+            self._forget(entry, "rejected")
+        return refused + self._settle()
+
+    # -- the queue
+
+    def _settle(self) -> list[AnyAction]:
+        """Serve the queue as far as the policy lets."""
+        actions: list[AnyAction] = []
+        while self._queue:
+            entry = next(iter(self._queue.values()))
+            backend = self._pick(entry)
+            if backend is None:
+                break
+            self._dequeue(entry)
+            actions.append(self._send(entry, backend))
+        return actions + self._settle_draining() if self._draining else actions
+
+    def _settle_draining(self) -> list[AnyAction]:
+        """Nothing can come up any more; withdrawals that waited for the queue take effect when it is empty."""
+        actions: list[AnyAction] = []
+        if not self._index.replicas:
+            message = "the service is shutting down and no replica is left"
+            actions += [self._reject(entry, Rejection.DRAINING, message, UNKNOWN_WAIT_S) for entry in list(self._queue.values())]
+        if not self._queue:
+            closing, self._closing = sorted(self._closing), set()
+            for replica in closing:
+                actions += self._close(self._backends[replica])
+        return actions
+
+    def _pick(self, entry: Entry) -> Backend | None:
+        if not entry.lost_by and entry.num_tokens <= self._smallest:
+            return self._index.pick(entry.request)
+        large_enough = [backend for backend in self._index.replicas if backend.capacity >= entry.num_tokens]
+        untried = [backend for backend in large_enough if backend.replica not in entry.lost_by]
+        return self._index.pick_among(entry.request, untried or large_enough)
+
+    def _send(self, entry: Entry, backend: Backend) -> Send:
+        entry.phase = REQUEST[entry.phase]["sent"]
+        entry.backend = backend
+        backend.num_waiting += 1
+        backend.num_tokens += entry.request.num_prompt_tokens
+        self._index.sent(backend)
+        return Send(backend.replica, Submitted(entry.request))
+
+    def _enqueue(self, entry: Entry) -> None:
+        self._queue[entry.request.id] = entry
+        self._queued_tokens += entry.request.num_prompt_tokens
+
+    def _dequeue(self, entry: Entry) -> None:
+        del self._queue[entry.request.id]
+        self._queued_tokens -= entry.request.num_prompt_tokens
+
+    def _forget(self, entry: Entry, happening: RequestHappening) -> None:
+        """Out of the queue, for good."""
+        entry.phase = REQUEST[entry.phase][happening]
+        self._dequeue(entry)
+        del self._entries[entry.request.id]
+
+    def _reject(self, entry: Entry, rejection: Rejection, message: str, retry_after_s: float) -> Reply:
+        """Out of the queue, with a reason."""
+        self._forget(entry, "rejected")
+        return _reply(entry.request, rejection, message, retry_after_s)
+
+    def _too_large(self, entry: Entry) -> Reply:
+        request = entry.request
+        need = f"{request.num_prompt_tokens} prompt tokens and up to {request.max_output_tokens} output tokens"
+        if entry.num_tokens <= self._largest_ever:
+            message = f"{need} fit only into the KV cache of a replica that is down"
+            return _reply(request, Rejection.NO_CAPACITY, message, UNKNOWN_WAIT_S)
+        return _reply(request, Rejection.TOO_LARGE, f"{need} do not fit into a KV cache of {self._largest} tokens", 0.0)
+
+
+class FinishRate:
+    """How fast requests finish, over the last 10 to 20 seconds."""
+
+    __slots__ = ("_before", "_began", "_current", "_window")
+
+    def __init__(self) -> None:
+        self._began: Nanos | None = None
+        self._window = 0
+        self._current = 0
+        self._before = 0
+
+    def add(self, num_finished: int, now: Nanos) -> None:
+        self._roll(now)
+        self._current += num_finished
+
+    def wait_s(self, num_requests: int, now: Nanos) -> float:
+        """After how long so many more will have finished: whole seconds, from 1 to 60."""
+        self._roll(now)
+        num_finished = self._before + self._current
+        if not num_finished:
+            return UNKNOWN_WAIT_S
+        assert self._began is not None
+        elapsed = min(RATE_WINDOW + now % RATE_WINDOW, now - self._began)
+        seconds = -(-num_requests * elapsed // (num_finished * SECOND))
+        return min(max(float(seconds), MIN_WAIT_S), MAX_WAIT_S)
+
+    def _roll(self, now: Nanos) -> None:
+        if self._began is None:
+            self._began = now
+        window = now // RATE_WINDOW
+        if window != self._window:
+            self._before = self._current if window == self._window + 1 else 0
+            self._current = 0
+            self._window = window
+
+
+def _reply(request: Request, rejection: Rejection, message: str, retry_after_s: float) -> Reply:
+    return Reply(request.id, rejection, f"request {request.id}: {message}", retry_after_s)
