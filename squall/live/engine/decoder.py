@@ -1,0 +1,89 @@
+"""A Llama-family decoder that runs any range of its layers over a packed batch. Knows no requests and no sampling.
+
+A layer reads the residual stream and returns a new one, and writes its own keys and values: it can be run again after an
+interruption, and layers [0, k) here and [k, L) elsewhere give what [0, L) gives.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from squall.live.engine.architecture import DecoderConfig
+from squall.live.engine.attention import Batch, KvCache, attend, rope_store
+from squall.live.engine.kernels import Kernels
+from squall.live.engine.rope import angles, frequencies
+from squall.live.engine.weights import LayerWeights, Weights
+
+
+class Decoder:
+    """The forward pass.
+
+    Args:
+        max_len: the longest sequence that will be served.
+        kernels: native ones for float32 on one CPU thread; None computes all with PyTorch.
+    """
+
+    def __init__(self, config: DecoderConfig, weights: Weights, max_len: int, kernels: Kernels | None) -> None:
+        self.config = config
+        self.weights = weights
+        self._kernels = kernels
+        self._eps = config.rms_norm_eps
+        inverse, self._rope_scale = frequencies(config.rope, config.spec.head_dim, max_len)
+        self._inverse = inverse.to(weights.arena.device)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The residual stream before the first layer: [num_tokens, hidden]."""
+        return F.embedding(tokens, self.weights.embed)
+
+    def run(self, x: Tensor, batch: Batch, cache: KvCache, first: int, last: int) -> Tensor:
+        """The residual stream after layers [first, last), which fill their part of the cache."""
+        turn = angles(self._inverse, self._rope_scale, batch.positions)
+        for index in range(first, last):
+            layer = self.weights.layers[index]
+            x = x + self._attention(x, layer, batch, cache.keys[index], cache.values[index], self.config.windows[index], turn)
+            x = x + self._mlp(x, layer)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Float32 scores of the next token, [rows, vocabulary], from rows of the residual stream after the last layer."""
+        return self._linear(self._norm(x, self.weights.norm), self.weights.head, None).float()
+
+    def _attention(
+        self,
+        x: Tensor,
+        layer: LayerWeights,
+        batch: Batch,
+        keys: Tensor,
+        values: Tensor,
+        window: int,
+        turn: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        spec = self.config.spec
+        heads, kv_heads = spec.num_heads, spec.num_kv_heads
+        qkv = self._linear(self._norm(x, layer.attn_norm), layer.qkv, layer.qkv_bias).view(
+            -1, heads + 2 * kv_heads, spec.head_dim
+        )
+        if layer.q_norm is not None and layer.k_norm is not None:
+            qkv[:, :heads] = self._norm(qkv[:, :heads], layer.q_norm)
+            qkv[:, heads:-kv_heads] = self._norm(qkv[:, heads:-kv_heads], layer.k_norm)
+        store = rope_store if self._kernels is None else self._kernels.rope_store
+        store(qkv, *turn, batch.slots, keys, values)
+        return self._linear(attend(qkv, keys, values, batch, window, self._kernels), layer.out, layer.out_bias)
+
+    def _mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
+        both = self._linear(self._norm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
+        gate, up = both.chunk(2, dim=-1)
+        return self._linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self._eps)
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self._kernels is not None and self._kernels.suits(x, weight):
+            return self._kernels.linear(x, weight, bias)
+        return F.linear(x, weight, bias)
+
+
+def native_fits(dtype: torch.dtype, device: torch.device, threads: int) -> bool:
+    """Whether the native kernels compute for such an engine."""
+    return dtype is torch.float32 and device.type == "cpu" and threads == 1

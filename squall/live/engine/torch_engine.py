@@ -1,0 +1,249 @@
+"""The built-in engine: runs what the replica's machine plans, with real weights.
+
+Knows sequences, blocks and batches, and puts the parts together; the mathematics is in decoder.py, the choice of tokens in
+sampling.py. Decides nothing: how many blocks, who runs and who is evicted come with every action.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from squall.core.actions import Chunk, RunSteps
+from squall.core.types import BlockHash, RequestId, RunId
+from squall.errors import ConfigError
+from squall.live.engine.architecture import DecoderConfig, read_decoder_config
+from squall.live.engine.attention import Batch, KvCache, Span
+from squall.live.engine.checkpoint import load_checkpoint
+from squall.live.engine.decoder import Decoder, native_fits
+from squall.live.engine.interface import Job, RunEnded, TokenOut
+from squall.live.engine.kernels import load_kernels
+from squall.live.engine.kv import BlockTables
+from squall.live.engine.rows import DecodeRows
+from squall.live.engine.sampling import Draw, draw
+from squall.live.engine.sequence import SequenceState
+from squall.live.engine.tokenizer import Tokenizer
+from squall.live.engine.weights import allocate
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class TorchEngine:
+    """See `Engine`.
+
+    Args:
+        folder: a checkpoint in Hugging Face layout.
+        tokenizer: of this checkpoint.
+        num_blocks, block_size: the KV pool.
+        max_model_len: the longest prompt plus output; the model's own limit when None.
+        device: "cpu" or "cuda".
+        dtype: "fp32", "bf16", "fp16" or "auto": fp32 on a CPU, the checkpoint's own on a GPU.
+        threads: of compute, on the CPU.
+        native: use native kernels where they can be had.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        tokenizer: Tokenizer,
+        *,
+        num_blocks: int,
+        block_size: int = 16,
+        max_model_len: int | None = None,
+        device: str = "cpu",
+        dtype: str = "auto",
+        threads: int = 1,
+        native: bool = True,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.max_model_len = max_model_len or 0
+        self._folder = folder
+        self._tokenizer = tokenizer
+        self._device_name = device
+        self._dtype_name = dtype
+        self._threads = threads
+        self._native = native
+        self._states: dict[RequestId, SequenceState] = {}
+        self._blocks = BlockTables(num_blocks, block_size)
+        self._cut: RunId | None = None
+
+    # -- coming up
+
+    def load(self) -> None:
+        """See `Engine`. Raises ModelError for the checkpoint, ConfigError for device, dtype and length."""
+        torch.set_num_threads(self._threads)
+        config = read_decoder_config(self._folder)
+        device = _device(self._device_name)
+        dtype = _dtype(self._dtype_name, config, device)
+        self.max_model_len = _max_len(self.max_model_len, config)
+        kernels = load_kernels() if self._native and native_fits(dtype, device, self._threads) else None
+        spec = config.spec
+        with torch.inference_mode():
+            weights = allocate(config, dtype, device)
+            load_checkpoint(self._folder, weights.views, frozenset({"lm_head.weight"} if spec.tied else ()))
+            self._decoder = Decoder(config, weights, self.max_model_len, kernels)
+            shape = (spec.num_layers, self.num_blocks, self.block_size, spec.num_kv_heads, spec.head_dim)
+            self._cache = KvCache(*shape, dtype=dtype, device=device)
+        self._device = device
+        self._rows = DecodeRows(self.block_size, -(-self.max_model_len // self.block_size))
+
+    def warm(self) -> None:
+        """See `Engine`. Writes to block 0, which nobody holds yet."""
+        one = torch.zeros(1, dtype=torch.int64, device=self._device)
+        for decodes, spans in ((1, []), (0, [Span(0, 1, 0, one)])):
+            tables = torch.zeros((decodes, 1), dtype=torch.int32, device=self._device)
+            self._forward(Batch(one, one, one, tables, tables[:, 0] + 1, 1, spans), one)
+
+    # -- requests
+
+    def add(self, job: Job) -> None:
+        self._states[job.request] = SequenceState(job, self._tokenizer, self.max_model_len)
+
+    def preempt(self, requests: Sequence[RequestId]) -> None:
+        for request in requests:
+            self._rows.leave(request)
+            self._blocks.release(request)
+
+    def forget(self, requests: Sequence[RequestId]) -> None:
+        self.preempt(requests)
+        for request in requests:
+            self._states.pop(request, None)
+
+    def cut(self, run: RunId) -> None:
+        self._cut = run
+
+    # -- runs
+
+    def run(self, action: RunSteps, emit: Callable[[Sequence[TokenOut]], None]) -> RunEnded:
+        self._check(action)
+        evictable = iter(action.evictable)
+        stopped: list[RequestId] = []
+        done = 0
+        while done < action.steps and not stopped and not (done and self._cut == action.run):
+            chunks = [_piece(chunk, done) for chunk in action.chunks]
+            tokens = self._step(chunks, evictable)
+            done += 1
+            stopped = sorted(out.request for out in tokens if out.finish is not None)
+            if tokens:
+                emit(tokens)
+        self.forget(stopped)
+        return RunEnded(action.run, done, tuple(stopped))
+
+    def _check(self, action: RunSteps) -> None:
+        """The machine describes the decodes by two sums; both must be ours."""
+        ours = len(self._rows), int(self._rows.lengths.sum()) + len(self._rows)
+        if ours != (action.num_decodes, action.decode_context):
+            theirs = f"{action.num_decodes} decodes over {action.decode_context} tokens"
+            raise RuntimeError(f"the machine sees {theirs}, the engine {ours[0]} over {ours[1]}")
+
+    def _step(self, chunks: Sequence[Chunk], evictable: Iterator[BlockHash]) -> list[TokenOut]:
+        for chunk in chunks:
+            self._begin(chunk)
+        decoding = list(self._rows.requests)
+        batch = self._batch(chunks, evictable)
+        # Only rows that yield a token reach the head: the decodes, and the end of each prefill that is complete.
+        ends = [span.stop - 1 for span, chunk in zip(batch.spans, chunks, strict=True) if chunk.last]
+        rows = torch.tensor([*range(len(decoding)), *ends], dtype=torch.int64, device=self._device)
+        last = [chunk for chunk in chunks if chunk.last]
+        speakers = [*decoding, *(chunk.request for chunk in last)]
+        draws = self._forward(batch, rows, [self._states[request] for request in speakers])
+        for chunk in chunks:
+            self._blocks.file(chunk.request, self._states[chunk.request].job.block_hashes, chunk.offset + chunk.num_tokens)
+        tokens = [self._accept(self._states[request], choice) for request, choice in zip(speakers, draws, strict=True)]
+        self._rows.tokens[:] = [out.token for out in tokens[: len(decoding)]]
+        for chunk, out in zip(last, tokens[len(decoding) :], strict=True):
+            length = chunk.offset + chunk.num_tokens
+            self._rows.join(chunk.request, out.token, length, self._blocks.tables[chunk.request])
+        return tokens
+
+    def _begin(self, chunk: Chunk) -> None:
+        """On the first chunk of a prefill, take over what the prefix cache holds."""
+        if chunk.request in self._blocks.tables:
+            return
+        state = self._states[chunk.request]
+        self._blocks.attach(chunk.request, state.job.block_hashes[: chunk.num_cached // self.block_size])
+        if state.num_output_tokens == len(state.job.output):
+            state.num_cached_tokens = min(chunk.num_cached, state.num_prompt_tokens)
+
+    def _accept(self, state: SequenceState, choice: Draw) -> TokenOut:
+        return state.accept(choice.token, choice.logprob, choice.top)
+
+    # -- tensors
+
+    def _batch(self, chunks: Sequence[Chunk], evictable: Iterator[BlockHash]) -> Batch:
+        """Pack the step, taking the KV blocks that it needs."""
+        rows, size = self._rows, self.block_size
+        slots = [rows.step(lambda request, length: self._blocks.extend(request, length, evictable))]
+        tokens, positions = [rows.tokens], [rows.lengths.astype(np.int64) - 1]
+        spans = []
+        start = len(rows)
+        for chunk in chunks:
+            end = chunk.offset + chunk.num_tokens
+            table = np.array(self._blocks.extend(chunk.request, end, evictable), dtype=np.int64)
+            at = np.arange(chunk.offset, end, dtype=np.int64)
+            slots.append(table[at // size] * size + at % size)
+            tokens.append(np.array(self._states[chunk.request].tokens[chunk.offset : end], dtype=np.int64))
+            positions.append(at)
+            spans.append(Span(start, start + chunk.num_tokens, chunk.offset, self._put(table)))
+            start += chunk.num_tokens
+        longest = int(rows.lengths.max()) if len(rows) else 0
+        return Batch(
+            tokens=self._put(np.concatenate(tokens)),
+            positions=self._put(np.concatenate(positions)),
+            slots=self._put(np.concatenate(slots)),
+            tables=self._put(rows.tables[:, : -(-longest // size)]),
+            lengths=self._put(rows.lengths),
+            longest=longest,
+            spans=spans,
+        )
+
+    @torch.inference_mode()
+    def _forward(self, batch: Batch, rows: Tensor, states: Sequence[SequenceState] = ()) -> list[Draw]:
+        """Run the batch through all layers, and draw a token for each of `states` from `rows` of the result."""
+        x = self._decoder.embed(batch.tokens)
+        x = self._decoder.run(x, batch, self._cache, 0, self._decoder.config.spec.num_layers)
+        return draw(self._decoder.logits(x[rows]), states) if len(rows) else []
+
+    def _put(self, array: NDArray[Any]) -> Tensor:
+        """To the model's device; on a CPU a window on the same memory."""
+        return torch.from_numpy(array).to(self._device)
+
+
+def _piece(chunk: Chunk, step: int) -> Chunk:
+    """What is left of a chunk's description after `step` steps of its run."""
+    if step == 0:
+        return chunk
+    return Chunk(chunk.request, chunk.offset + step * chunk.num_tokens, chunk.num_tokens, 0, chunk.last)
+
+
+def _device(name: str) -> torch.device:
+    if name == "cpu":
+        return torch.device("cpu")
+    if name.split(":")[0] != "cuda":
+        raise ConfigError(f"serve.device is {name!r}; use 'cpu' or 'cuda'")
+    if not torch.cuda.is_available():
+        built = "" if torch.version.cuda else " (this PyTorch is built without CUDA)"
+        raise ConfigError(f"serve.device is {name!r}, but there is no CUDA device here{built}; use 'cpu'")
+    return torch.device(name)
+
+
+def _dtype(name: str, config: DecoderConfig, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        name = "fp32" if device.type == "cpu" else config.spec.dtype
+    if name not in DTYPES:
+        raise ConfigError(f"replica.dtype is {name!r}; the built-in engine computes in {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _max_len(wanted: int, config: DecoderConfig) -> int:
+    """The model's own limit, or what is wanted if that is within it; dynamic rotary embedding reaches `factor` times as far."""
+    own = config.spec.max_position
+    limit = int(own * config.rope.factor) if config.rope.kind == "dynamic" else own
+    if wanted > limit:
+        raise ConfigError(f"replica.max_model_len is {wanted}; {config.spec.name} reaches {limit} tokens")
+    return wanted or own
