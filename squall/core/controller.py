@@ -79,13 +79,13 @@ class Controller:
     replica after that until it is started again. `DrainWanted` is for the controller; it passes it on to the router.
     """
 
-    __slots__ = ("_draining", "_fleet", "_num_configured", "_retrying", "_scale", "_source", "_wanted", "wake_at")
+    __slots__ = ("_draining", "_fleet", "_retrying", "_wanted", "num_replicas", "scale", "source", "wake_at")
 
     def __init__(self, num_replicas: int, scale: ScalePolicy, source: str = "disk") -> None:
         self.wake_at: Nanos | None = 0
-        self._num_configured = num_replicas
-        self._scale = scale
-        self._source = source
+        self.num_replicas = num_replicas
+        self.scale = scale
+        self.source = source
         self._draining = False
         self._fleet: dict[ReplicaId, Member] = {}
         self._retrying: set[ReplicaId] = set()  # failed, not started again yet
@@ -93,7 +93,7 @@ class Controller:
 
     @property
     def num_configured(self) -> int:
-        return self._num_configured
+        return self.num_replicas
 
     @property
     def num_ready(self) -> int:
@@ -122,7 +122,7 @@ class Controller:
             case _:
                 raise IllegalTransition(f"the controller got {type(event).__name__}, which is not for it")
         actions += self._reconcile(concerned, now)
-        waiting = (self._fleet[replica].start_at for replica in self._retrying if not self._draining)
+        waiting = (self._fleet[replica].start_at for replica in self._retrying)
         self.wake_at = min((start_at for start_at in waiting if start_at > now), default=None)
         return actions
 
@@ -141,7 +141,7 @@ class Controller:
         match event:
             case ReplicaStarted() if not member.stopping:
                 member.transfer = Life(f"weights of replica {member.replica}", TRANSFER, TransferPhase.ASKED)
-                return [LoadWeights(member.replica, self._source)]
+                return [LoadWeights(member.replica, self.source)]
             case WeightsLoaded() if not member.stopping:
                 member.num_blocks, member.block_size = event.num_blocks, event.block_size
                 return [WarmReplica(member.replica)]
@@ -195,7 +195,7 @@ class Controller:
 
     def _reconcile(self, concerned: Iterable[Member], now: Nanos) -> list[AnyAction]:
         """One step from what is observed towards what is desired: of those concerned, or of all when that has changed."""
-        wanted = 0 if self._draining else self._scale(self)
+        wanted = 0 if self._draining else self.scale(self)
         if wanted != self._wanted:
             self._wanted = wanted
             for replica in range(len(self._fleet), wanted):
@@ -227,6 +227,9 @@ class Controller:
             return [Send(ROUTER, ReplicaDown(member.replica, lost=False))]
         if phase in (Phase.STARTING, Phase.LOADING, Phase.WARMING, Phase.IDLE):
             return self._stop(member)
+        if phase is Phase.FAILED:
+            self._retrying.discard(member.replica)
+            member.life.on(Withdrawn(), now)
         return []
 
     def _stop(self, member: Member) -> list[AnyAction]:

@@ -147,8 +147,8 @@ class Woke(Event, frozen=True, gc=False):
 
 
 AnyEvent = (
-    Submitted | StepsDone | Cancelled | Arrived | Progressed | ReplicaUp | ReplicaDown | DrainWanted | ReplicaStarted | LayerArrived
-    | WeightsLoaded | LoadFailed | Warmed | Emptied | ReplicaLost | ReplicaStopped | Woke
+    Submitted | StepsDone | Cancelled | Arrived | Progressed | ReplicaUp | ReplicaDown | DrainWanted | ReplicaStarted
+    | LayerArrived | WeightsLoaded | LoadFailed | Warmed | Emptied | ReplicaLost | ReplicaStopped | Woke
 )  # fmt: skip
 """The closed union, for decoding."""
 

@@ -63,14 +63,14 @@ _GONE: Mapping[Happening, Phase] = {ReplicaLost: Phase.FAILED, ReplicaStopped: P
 
 # `Emptied` changes nothing where the router's word crossed with the controller's (a revival) or the world's (a loss)
 REPLICA: Mapping[Phase, Mapping[Happening, Phase]] = {
-    Phase.OFF: {Launched: Phase.STARTING},
+    Phase.OFF: {Launched: Phase.STARTING, Emptied: Phase.OFF},
     Phase.STARTING: {ReplicaStarted: Phase.LOADING, **_GONE},
     Phase.LOADING: {LayerArrived: Phase.LOADING, WeightsLoaded: Phase.WARMING, LoadFailed: Phase.FAILED, **_GONE},
     Phase.WARMING: {Warmed: Phase.READY, **_GONE},
     Phase.READY: {Withdrawn: Phase.DRAINING, Emptied: Phase.READY, **_GONE},
     Phase.DRAINING: {Emptied: Phase.IDLE, Revived: Phase.READY, **_GONE},
     Phase.IDLE: {Revived: Phase.READY, **_GONE},
-    Phase.FAILED: {Launched: Phase.STARTING, Emptied: Phase.FAILED, ReplicaStopped: Phase.OFF},
+    Phase.FAILED: {Launched: Phase.STARTING, Withdrawn: Phase.OFF, Emptied: Phase.FAILED, ReplicaStopped: Phase.OFF},
 }
 
 # -- a transfer of weights

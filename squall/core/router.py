@@ -71,14 +71,16 @@ class Router:
     replica says `finished` of a cancelled request too. A `Cancelled` may cross with it, and of an unknown id is ignored.
     """
 
-    __slots__ = ("_backends", "_closing", "_draining", "_entries", "_index", "_largest", "_largest_ever", "_max_queued_requests",
-                 "_max_queued_tokens", "_max_retries", "_queue", "_queued_tokens", "_rate", "_smallest", "wake_at")  # fmt: skip
+    __slots__ = ("_backends", "_closing", "_draining", "_entries", "_index", "_largest", "_largest_ever", "_queue",
+                 "_queued_tokens", "_rate", "_smallest", "max_queued_requests", "max_queued_tokens", "max_retries", "policy",
+                 "wake_at")  # fmt: skip
 
     def __init__(self, policy: RoutePolicy, max_queued_requests: int, max_queued_tokens: int, max_retries: int) -> None:
         self.wake_at: Nanos | None = None
-        self._max_queued_requests = max_queued_requests
-        self._max_queued_tokens = max_queued_tokens
-        self._max_retries = max_retries
+        self.policy = policy
+        self.max_queued_requests = max_queued_requests
+        self.max_queued_tokens = max_queued_tokens
+        self.max_retries = max_retries
         self._index = Ranked(policy.rank) if hasattr(policy, "rank") else Chosen(policy)
         self._backends: dict[ReplicaId, Backend] = {}  # all that are open or have unfinished requests
         self._entries: dict[RequestId, Entry] = {}
@@ -139,8 +141,8 @@ class Router:
             if backend is not None:
                 self._entries[request.id] = entry
                 return [self._send(entry, backend)]
-        room = len(self._queue) < self._max_queued_requests
-        if not room or self._queued_tokens + request.num_prompt_tokens > self._max_queued_tokens:
+        room = len(self._queue) < self.max_queued_requests
+        if not room or self._queued_tokens + request.num_prompt_tokens > self.max_queued_tokens:
             message = f"{len(self._queue)} requests with {self._queued_tokens} prompt tokens are waiting already"
             return [_reply(request, Rejection.QUEUE_FULL, message, self._rate.wait_s(len(self._queue), now))]
         self._entries[request.id] = entry
@@ -257,7 +259,7 @@ class Router:
                 continue
             self._enqueue(entry)
             self._queue.move_to_end(id, last=False)
-            if len(entry.lost_by) > self._max_retries:
+            if len(entry.lost_by) > self.max_retries:
                 times = "once" if len(entry.lost_by) == 1 else f"{len(entry.lost_by)} times"
                 actions.append(self._reject(entry, Rejection.LOST, f"lost its replica {times}", MIN_WAIT_S))
         return actions[::-1] + self._fleet_changed()

@@ -1,0 +1,210 @@
+"""The event log of a run, `events.jsonl.zst`: how every machine was made, and every event with the actions it led to.
+
+One JSON object a line, compressed in independent zstd frames of whole lines: whatever kills the writer, all frames before the
+last one can be read, and `zstdcat` shows it to a person. One file a process; `merge` puts several in order. Knows no machine's
+workings and no run directory.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import msgspec
+import zstandard
+from msgspec import Struct
+
+from squall.core.actions import AnyAction
+from squall.core.controller import Controller
+from squall.core.events import AnyEvent
+from squall.core.machine import Machine
+from squall.core.replica import Replica
+from squall.core.router import Router
+from squall.core.types import MachineId, Nanos
+from squall.errors import ConfigError
+
+FRAME_BYTES = 256 * 1024
+"""JSON kept in memory before it is compressed and written."""
+
+
+class Created(Struct, frozen=True):
+    """How a machine was made. `parameters` are its constructor's, by name; a policy is a table whose `kind` names it."""
+
+    kind: str
+    parameters: dict[str, Any]
+
+
+class Record(Struct, frozen=True, omit_defaults=True):
+    """One line: at `now` the machine was made, or it took an event in and answered with actions."""
+
+    now: Nanos
+    machine: MachineId
+    event: AnyEvent | None = None
+    actions: Sequence[AnyAction] = ()
+    created: Created | None = None
+
+
+class EventLog:
+    """Writes a log. An existing file is continued after its last complete frame (a worker that was started again).
+
+    Nothing is lost of what was flushed when the process is killed; a crash of the whole machine may cost the latest seconds,
+    as the disk is only waited for at `close`. `record` and `created` are meant for a driver, one thread at a time.
+
+    Args:
+        path: the file.
+        frame_bytes: how much to keep in memory at most (of one record more).
+
+    Raises:
+        ConfigError: the file cannot be written, or is something else.
+    """
+
+    def __init__(self, path: Path, frame_bytes: int = FRAME_BYTES) -> None:
+        self.path = path
+        self._frame_bytes = frame_bytes
+        self._pending = bytearray()
+        self._encoder = msgspec.json.Encoder()
+        self._compressor = zstandard.ZstdCompressor(level=3)
+        self._file = _open_to_append(path)
+
+    def created(self, now: Nanos, machine: MachineId, made: Machine) -> None:
+        """A machine begins, or begins anew. Its own events must come after."""
+        self.write(Record(now, machine, created=describe(made)))
+
+    def record(self, now: Nanos, machine: MachineId, event: AnyEvent, actions: Sequence[AnyAction]) -> None:
+        """A machine took `event` in and wants `actions` done."""
+        self.write(Record(now, machine, event, actions))
+
+    def write(self, record: Record) -> None:
+        """One line."""
+        self._encoder.encode_into(record, self._pending, -1)
+        self._pending += b"\n"
+        if len(self._pending) >= self._frame_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand everything so far to the operating system."""
+        if self._pending:
+            self._file.write(self._compressor.compress(self._pending))
+            self._file.flush()
+            self._pending.clear()
+
+    def close(self) -> None:
+        """Flush, and wait for the disk. Idempotent."""
+        if not self._file.closed:
+            self.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def describe(machine: Machine) -> Created:
+    """How to make such a machine again."""
+    match machine:
+        case Router():
+            names: tuple[str, ...] = ("policy", "max_queued_requests", "max_queued_tokens", "max_retries")
+        case Controller():
+            names = ("num_replicas", "scale", "source")
+        case Replica():
+            names = ("id", "policy", "num_blocks", "block_size")
+        case _:
+            raise TypeError(f"{type(machine).__name__} cannot be described: not a machine of squall's")
+    parameters = {name: _plain(getattr(machine, name)) for name in names}
+    return Created(type(machine).__name__, parameters)
+
+
+def _plain(value: Any) -> Any:
+    """A user's own policy is named as in a configuration: `package.module:Class`."""
+    if not isinstance(value, Struct):
+        return value
+    table: dict[str, Any] = msgspec.to_builtins(value)
+    policy = type(value)
+    if policy.__module__.partition(".")[0] != "squall":
+        table["kind"] = f"{policy.__module__}:{policy.__qualname__}"
+    return table
+
+
+def read(path: Path) -> Iterator[Record]:
+    """The records of a log in the order of writing, up to the last one that is complete.
+
+    Raises:
+        ConfigError: the file cannot be read, is no event log, or a line in the middle is broken.
+    """
+    decoder = msgspec.json.Decoder(Record)
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            yield decoder.decode(line)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"{path}: line {number} is not a record of an event log: {error}") from None
+
+
+def merge(paths: Iterable[Path]) -> Iterator[Record]:
+    """The records of several logs, ascending in time; ties in the order of `paths`. Their clocks must have one origin."""
+    return heapq.merge(*(read(path) for path in paths), key=lambda record: record.now)
+
+
+def write_merged(paths: Iterable[Path], path: Path) -> None:
+    """Several logs as one, at `path`; all of it or nothing."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        with EventLog(partial) as log:
+            for record in merge(paths):
+                log.write(record)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Complete lines only."""
+    rest = b""
+    with _open_to_read(path) as file:
+        for text, _ in _frames(path, file):
+            lines = (rest + text).split(b"\n")
+            rest = lines.pop()
+            yield from lines
+
+
+def _frames(path: Path, file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """What the frames of `file` hold, each in one or more pieces; with it, where the last complete frame ends (its offset)."""
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    end = read = 0
+    while data := file.read(1 << 16):
+        read += len(data)
+        while data:
+            try:
+                text = frame.decompress(data)
+            except zstandard.ZstdError as error:
+                raise ConfigError(f"{path}: not an event log, or damaged after byte {end}: {error}") from None
+            data = frame.unused_data
+            if frame.eof:
+                end = read - len(data)
+                frame = zstandard.ZstdDecompressor().decompressobj()
+            yield text, end
+
+
+def _open_to_read(path: Path) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the event log: {error.strerror}") from None
+
+
+def _open_to_append(path: Path) -> BinaryIO:
+    try:
+        file = open(path, "a+b")  # noqa: SIM115 - the log's own, closed with it
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot write the event log: {error.strerror}") from None
+    file.seek(0)
+    complete = max((end for _, end in _frames(path, file)), default=0)
+    file.truncate(complete)  # a frame that was cut off would hide all that comes after it
+    return file
