@@ -18,8 +18,11 @@ class SquallError(Exception):
     """Base of everything that squall raises on purpose. `str()` of it is one line that names the place and the fix."""
 
 
-class ConfigError(SquallError):
-    """A key, file or value from the user is wrong. The message names the place, what is wrong and what would be right."""
+class ConfigError(SquallError, ValueError):
+    """A key, file or value from the user is wrong. The message names the place, what is wrong and what would be right.
+
+    A ValueError too: raised by a table's own check while msgspec decodes it, it comes out with the table's path.
+    """
 
 
 class TraceError(ConfigError):

@@ -1,0 +1,71 @@
+import json
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from squall.errors import ConfigError
+from squall.perf.catalogue import resolve_model
+from squall.perf.hardware import GPUS, Gpu
+from squall.perf.memory import CPU_KV_BYTES, account
+
+LLAMA = resolve_model("llama-3.1-8b")
+A100 = GPUS["a100-80g"]
+
+
+def test_the_account_adds_up() -> None:
+    memory = account(LLAMA, A100)
+    parts = (memory.weights, memory.activations, memory.reserve, memory.unused, memory.kv)
+    assert sum(parts) == memory.total == A100.memory_bytes
+    assert min(parts) > 0
+    assert memory.num_blocks == memory.kv // (16 * 131_072)
+
+
+@pytest.mark.shared
+def test_blocks_match_what_vllm_found_on_an_rtx_4090(shared: Path) -> None:
+    folder = shared / "data" / "traces" / "llmservingsim_measured"
+    run = json.loads((folder / "RTX4090_Llama-3.1-8B_meta.json").read_text())
+    gpu = replace(GPUS["rtx4090"], memory_bytes=run["hardware"]["device_total_memory_bytes"])
+    memory = account(LLAMA, gpu, max_num_batched_tokens=2048, max_num_seqs=256)
+    assert memory.num_blocks == pytest.approx(run["kv_cache"]["num_gpu_blocks"], rel=0.01)
+
+
+def test_a_smaller_cache_type_and_more_gpus_hold_more_blocks() -> None:
+    blocks = account(LLAMA, A100).num_blocks
+    assert account(LLAMA, A100, kv_dtype="fp8").num_blocks == pytest.approx(2 * blocks, abs=1)
+    assert account(LLAMA, A100, tp=2).num_blocks > 2 * blocks
+    assert account(LLAMA, A100, block_size=32).num_blocks == blocks // 2
+    assert account(LLAMA, A100, max_num_batched_tokens=16384).num_blocks < blocks
+
+
+def test_grouped_heads_need_less_cache_than_a_head_each() -> None:
+    everyone = replace(LLAMA, num_kv_heads=32)
+    assert account(everyone, A100).num_blocks < account(LLAMA, A100).num_blocks / 4
+
+
+def test_a_model_that_does_not_fit_says_by_how_much_and_which_tp_would() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"Llama-2-70b-hf with replica.tp = 1 does not fit on a100-80g: .* 6\d.\d GB more .*; use replica.tp = 4",
+    ):
+        account(resolve_model("llama-2-70b"), A100)
+    account(resolve_model("llama-2-70b"), A100, tp=4)
+
+
+def test_a_model_that_no_sharing_helps_is_told_so() -> None:
+    tiny = replace(GPUS["l4"], memory_bytes=100_000_000)
+    with pytest.raises(ConfigError, match="use a GPU with more memory"):
+        account(resolve_model("smollm2"), tiny)
+
+
+def test_a_cpu_gives_a_fixed_pool_so_that_the_machine_keeps_its_memory() -> None:
+    cpu = Gpu("cpu", "cpu", 1e11, None, 16 << 30, 1e10, "memory", 5e9, 5e9, 0.0, "", "")
+    memory = account(resolve_model("smollm2"), cpu)
+    assert memory.kv == CPU_KV_BYTES
+    assert memory.weights == 4 * resolve_model("smollm2").num_params
+
+
+@pytest.mark.parametrize(("key", "value"), [("gpu_memory_utilization", 1.5), ("gpu_memory_utilization", 0.0), ("block_size", 0)])
+def test_a_senseless_setting_is_named(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"replica.{key} is {value}"):
+        account(LLAMA, A100, **{key: value})  # type: ignore[arg-type]

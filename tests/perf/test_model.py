@@ -1,0 +1,203 @@
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from squall.errors import ConfigError, ModelError
+from squall.perf.catalogue import KNOWN_AS, MODELS, resolve_model
+from squall.perf.model import read_model, spec_from_config
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128256,
+}
+
+DENSE = {
+    "Qwen--Qwen3-0.6B.json", "Qwen--Qwen3-32B-FP8.json", "Qwen--Qwen3-32B.json", "Qwen--Qwen3-8B.json",
+    "hand--DeepSeek-R1-Distill-Qwen-7B.json", "hand--Llama-2-13b-hf.json", "hand--Llama-2-70b-hf.json",
+    "hand--Llama-3.2-1B-Instruct.json", "hand--Mistral-7B-Instruct-v0.3.json", "hand--Mistral-7B-v0.1.json",
+    "hand--Phi-3.5-mini-instruct.json", "hand--SmolLM2-135M.json", "hand--TinyLlama-1.1B.json",
+    "hand--internlm2-chat-1_8b.json", "hand--internlm2_5-7b-chat-4bit-mlx.json", "isim--codellama-34b-instruct-hf.json",
+    "isim--llama-2-7b-hf.json", "isim--llama-3.1-70b-instruct.json", "isim--llama-3.1-8b-instruct.json",
+    "isim--mistral-nemo-instruct-2407.json", "isim--qwen2.5-7b-instruct.json", "meta-llama--Meta-Llama-3.1-405B.json",
+    "meta-llama--Meta-Llama-3.1-70B.json", "meta-llama--Meta-Llama-3.1-8B.json", "nvidia--Llama-3.1-70B-Instruct-FP8.json",
+}  # fmt: skip
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    """Llama-3.1-8B with some fields changed; None removes one."""
+    return {key: value for key, value in (LLAMA | changes).items() if value is not None}
+
+
+def test_the_sizes_of_llama_3_1_8b_give_its_published_parameters_and_kv_bytes() -> None:
+    spec = spec_from_config(config(), "config.json", "llama")
+    assert spec.num_params == 8_030_261_248
+    assert spec.kv_bytes_per_token("bf16") == 131_072
+    assert spec.kv_bytes_per_token("fp8", tp=4) == 131_072 // 8
+    assert spec.weight_bytes() == 2 * spec.num_params
+
+
+@pytest.mark.shared
+def test_parameters_equal_the_published_ones_for_every_dense_model_and_the_others_are_refused(shared: Path) -> None:
+    folder = shared / "data" / "model_configs"
+    published = {
+        row["file"]: row["published_total_params"] for row in csv.DictReader((folder / "params.csv").read_text().splitlines())
+    }
+    for name in DENSE:
+        assert read_model(folder / name).num_params == int(published[name]), name
+    for file in folder.glob("*.json"):
+        if file.name not in DENSE:
+            with pytest.raises(ModelError, match=file.name):
+                read_model(file)
+
+
+def test_a_catalogue_row_gives_the_published_parameters() -> None:
+    published = {
+        "smollm2": 134_515_008, "llama-2-7b": 6_738_415_616, "llama-2-13b": 13_015_864_320, "llama-2-70b": 68_976_648_192,
+        "llama-3-8b": 8_030_261_248, "llama-3-70b": 70_553_706_496, "llama-3.1-8b": 8_030_261_248,
+        "llama-3.1-70b": 70_553_706_496, "llama-3.2-1b": 1_235_814_400, "mistral-7b": 7_248_023_552,
+        "qwen2.5-7b": 7_615_616_512, "qwen3-0.6b": 596_049_920, "qwen3-8b": 8_190_735_360, "qwen3-32b": 32_762_123_264,
+        "codellama-34b": 33_743_970_304, "phi-3.5-mini": 3_821_079_552, "mistral-nemo": 12_247_782_400,
+    }  # fmt: skip
+    assert {name: resolve_model(name).num_params for name in published} == published
+
+
+def test_every_spelling_in_the_catalogue_leads_to_a_model() -> None:
+    assert set(KNOWN_AS.values()) == set(MODELS)
+    assert (
+        resolve_model("SmolLM2-135M-Instruct") is resolve_model("HuggingFaceTB/SmolLM2-135M-Instruct") is resolve_model("smollm2")
+    )
+    assert resolve_model("meta-llama/Llama-3.1-8B-Instruct") is resolve_model("llama-3.1-8b")
+
+
+def test_an_unknown_model_lists_close_matches() -> None:
+    with pytest.raises(ModelError, match=r"'lama-3-8b' is neither .* did you mean llama-3-8b"):
+        resolve_model("lama-3-8b")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": 0}, r"num_attention_heads is 0; it must be a whole number above 0"),
+        ({"num_key_value_heads": None}, r"num_key_value_heads is missing; add it: 32 for multi-head"),
+        ({"num_key_value_heads": 5}, r"num_key_value_heads 5 does not divide num_attention_heads 32"),
+        ({"vocab_size": None}, r"vocab_size is missing; add it"),
+        ({"hidden_size": "4096"}, r"hidden_size is '4096'"),
+        ({"hidden_size": True}, r"hidden_size is True"),
+        ({"num_attention_heads": 24}, r"hidden_size 4096 is not a multiple of num_attention_heads 24; add head_dim"),
+        ({"max_position_embeddings": None}, r"max_position_embeddings is missing"),
+        ({"tie_word_embeddings": "no"}, r"tie_word_embeddings is 'no'; it must be true or false"),
+        ({"model_type": "gemma2"}, r"model_type is 'gemma2'; supported are llama"),
+        ({"model_type": None}, r"model_type is None; supported are llama"),
+        ({"num_local_experts": 8}, r"num_local_experts says mixture of experts"),
+        ({"kv_lora_rank": 512}, r"kv_lora_rank says latent attention"),
+        ({"text_config": {}}, r"text_config is nested"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, r"layer_types has 'sliding_attention'"),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes"}},
+            r"quantization_config.quant_method is 'bitsandbytes'; supported are fp8",
+        ),
+        ({"quantization_config": {"quant_method": "awq", "bits": 3}}, r"quantization_config.bits is 3; only 4"),
+    ],
+)
+def test_a_config_that_leaves_a_size_open_is_refused_with_file_field_and_fix(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=rf"^some/config.json: {message}"):
+        spec_from_config(config(**changes), "some/config.json", "x")
+
+
+def test_head_dim_is_its_own_field_and_null_means_hidden_over_heads() -> None:
+    assert spec_from_config(config(head_dim=160), "x", "x").q_size == 32 * 160
+    assert spec_from_config(LLAMA | {"head_dim": None}, "x", "x").head_dim == 128
+
+
+def test_a_qwen_file_carries_a_window_that_its_switch_turns_off() -> None:
+    qwen = config(model_type="qwen2", sliding_window=4096)
+    assert spec_from_config(qwen | {"use_sliding_window": False}, "x", "x").sliding_window is None
+    assert spec_from_config(qwen | {"use_sliding_window": True}, "x", "x").sliding_window == 4096
+    assert spec_from_config(config(model_type="mistral", sliding_window=4096), "x", "x").sliding_window == 4096
+
+
+def test_quantised_weights_are_smaller_but_embeddings_are_not() -> None:
+    plain = spec_from_config(config(), "x", "x")
+    packed = spec_from_config(config(quantization_config={"quant_method": "fp8"}), "x", "x")
+    assert plain.weight_bytes() - packed.weight_bytes() == plain.num_layers * plain.layer_matrices
+    assert packed.weight_bytes() == plain.weight_bytes(dtype="fp8")
+
+
+def test_gpus_share_the_matrices_and_copy_kv_heads_that_are_too_few() -> None:
+    spec = resolve_model("llama-3-8b")
+    norms = 2 * (spec.num_layers * spec.layer_vectors + spec.hidden_size)
+    assert 8 * (spec.weight_bytes(tp=8) - norms) == spec.weight_bytes() - norms
+    assert spec.kv_heads_per_gpu(16) == 1
+    assert 16 * spec.weight_bytes(tp=16) > 8 * spec.weight_bytes(tp=8)
+
+
+@pytest.mark.parametrize(("tp", "fits"), [(1, True), (3, True), (2, False), (0, False), (9, False)])
+def test_nine_heads_cannot_be_shared_by_two_gpus(tp: int, fits: bool) -> None:
+    spec = resolve_model("smollm2")
+    if fits:
+        spec.check_tp(tp)
+    else:
+        with pytest.raises(ConfigError, match=rf"replica.tp is {tp}, but .* 9 heads, 3 KV heads .* divide by 1, 3"):
+            spec.check_tp(tp)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"hidden_size": 40', "is not complete JSON"),
+        ("[1, 2]", "holds a list"),
+        ("version https://git-lfs.github.com/spec/v1\n", "is a git-lfs pointer"),
+    ],
+)
+def test_a_broken_config_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=rf"config.json: {message}"):
+        resolve_model(str(tmp_path))
+
+
+def test_a_checkpoint_directory_without_config_and_a_missing_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"config.json: no such file; give a catalogue name"):
+        resolve_model(str(tmp_path))
+    with pytest.raises(ModelError, match="no such file"):
+        read_model(tmp_path / "none.json")
+
+
+def test_a_checkpoint_directory_goes_before_the_catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "smollm2").mkdir()
+    (tmp_path / "smollm2" / "config.json").write_text(json.dumps(LLAMA))
+    monkeypatch.chdir(tmp_path)
+    spec = resolve_model("smollm2")
+    assert (spec.name, spec.num_layers) == ("smollm2", 32)
+
+
+@pytest.mark.shared
+def test_the_odd_configs_are_read_rightly_or_refused(shared: Path) -> None:
+    fixtures = shared / "data" / "oddities" / "fixtures"
+    eight_billion = 8_030_261_248
+    assert read_model(fixtures / "c02_head_dim_null.json").num_params == eight_billion
+    assert read_model(fixtures / "c03_rope_type_old_key.json").num_params == eight_billion
+    assert read_model(fixtures / "c04_rope_scaling_both.json").num_params == eight_billion
+    with pytest.raises(ModelError, match=r"c01_no_kv_heads.json: num_key_value_heads is missing"):
+        read_model(fixtures / "c01_no_kv_heads.json")
+    with pytest.raises(ModelError, match=r"c08_zero_heads.json: num_attention_heads is 0"):
+        read_model(fixtures / "c08_zero_heads.json")
+    with pytest.raises(ConfigError, match=r"replica.tp is 2, but c07_kv_heads_not_divisible has 9 heads, 3 KV heads"):
+        read_model(fixtures / "c07_kv_heads_not_divisible.json").check_tp(2)
+
+
+def test_the_work_of_a_token_is_two_operations_a_parameter_and_four_a_head_and_context_token() -> None:
+    spec = resolve_model("llama-3-8b")
+    vectors = spec.num_layers * spec.layer_vectors + spec.hidden_size
+    assert spec.flops_per_token() == 2 * (spec.num_params - vectors - spec.vocab_size * spec.hidden_size)
+    assert spec.flops_per_token(1000) - spec.flops_per_token() == 4 * 32 * 4096 * 1000

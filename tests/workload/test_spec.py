@@ -1,0 +1,61 @@
+import math
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from squall.errors import ConfigError
+from squall.workload.spec import (
+    BurstArrivals,
+    FixedArrivals,
+    FixedLength,
+    GammaArrivals,
+    LogNormalLength,
+    PoissonArrivals,
+    SyntheticWorkload,
+    TraceWorkload,
+    UniformLength,
+    Workload,
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FixedArrivals(0.0), "rate_rps is 0.0; it must be above 0"),
+        (lambda: PoissonArrivals(-1.0), "rate_rps is -1.0"),
+        (lambda: PoissonArrivals(math.nan), "rate_rps is nan"),
+        (lambda: GammaArrivals(1.0, cv=0.0), "cv is 0.0"),
+        (lambda: BurstArrivals(-1.0, 5.0, 1.0, 2.0), "rate_rps is -1.0; it must be 0 or more"),
+        (lambda: BurstArrivals(1.0, 5.0, 3.0, 2.0), "burst_s is 3.0; it must be at most period_s, which is 2.0"),
+        (lambda: FixedLength(0), "tokens is 0"),
+        (lambda: UniformLength(9, 3), "low is 9 and high is 3; low must be at least 1 and at most high"),
+        (lambda: UniformLength(0, 3), "low is 0"),
+        (lambda: LogNormalLength(0.0, 1.0), "median is 0.0"),
+        (lambda: LogNormalLength(5.0, -1.0), "sigma is -1.0"),
+        (lambda: TraceWorkload("x", rate_scale=0.0), "rate_scale is 0.0"),
+        (lambda: TraceWorkload("x", start_s=-1.0), "start_s is -1.0"),
+        (lambda: TraceWorkload("x", duration_s=0.0), "duration_s is 0.0"),
+        (lambda: TraceWorkload("x", max_requests=0), "max_requests is 0"),
+        (lambda: TraceWorkload("x", format="xlsx"), "format is 'xlsx'; it must be \"auto\""),
+        (
+            lambda: SyntheticWorkload(FixedArrivals(1.0), FixedLength(1), FixedLength(1)),
+            "num_requests and duration_s are both missing",
+        ),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_named_by_its_key(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        make()
+
+
+def test_read_from_a_file_the_place_of_the_table_is_named_too() -> None:
+    text = """
+        kind = "synthetic"
+        num_requests = 5
+        arrivals = { kind = "poisson", rate_rps = -2.0 }
+        prompt = { kind = "fixed", tokens = 5 }
+        output = { kind = "fixed", tokens = 5 }
+    """
+    with pytest.raises(msgspec.ValidationError, match=r"rate_rps is -2.0; it must be above 0 - at `\$.arrivals`"):
+        msgspec.toml.decode(text, type=Workload)
