@@ -1,7 +1,7 @@
 """The event log of a run, `events.jsonl.zst`: how every machine was made, and every event with the actions it led to.
 
 One JSON object a line, compressed in independent zstd frames of whole lines: whatever kills the writer, all frames before the
-last one can be read, and `zstdcat` shows it to a person. One file a process; `merge` puts several in order. Knows no machine's
+last one can be read, and `zstdcat` shows it to a person. One file a process; `merge` makes one of several. Knows no machine's
 workings and no run directory.
 """
 
@@ -49,26 +49,22 @@ class Record(Struct, frozen=True, omit_defaults=True):
 
 
 class EventLog:
-    """Writes a log. An existing file is continued after its last complete frame (a worker that was started again).
+    """Writes a log; `open_log` opens one. `created` and `record` are meant for a driver, one thread at a time.
 
-    Nothing is lost of what was flushed when the process is killed; a crash of the whole machine may cost the latest seconds,
-    as the disk is only waited for at `close`. `record` and `created` are meant for a driver, one thread at a time.
+    Nothing that was flushed is lost when the process is killed; a crash of the whole machine may cost the latest seconds, as the
+    disk is only waited for at `close`.
 
     Args:
-        path: the file.
-        frame_bytes: how much to keep in memory at most (of one record more).
-
-    Raises:
-        ConfigError: the file cannot be written, or is something else.
+        file: written at its end.
+        frame_bytes: how much to keep in memory (at most one record more).
     """
 
-    def __init__(self, path: Path, frame_bytes: int = FRAME_BYTES) -> None:
-        self.path = path
+    def __init__(self, file: BinaryIO, frame_bytes: int = FRAME_BYTES) -> None:
+        self._file = file
         self._frame_bytes = frame_bytes
         self._pending = bytearray()
         self._encoder = msgspec.json.Encoder()
         self._compressor = zstandard.ZstdCompressor(level=3)
-        self._file = _open_to_append(path)
 
     def created(self, now: Nanos, machine: MachineId, made: Machine) -> None:
         """A machine begins, or begins anew. Its own events must come after."""
@@ -104,6 +100,22 @@ class EventLog:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def open_log(path: Path, frame_bytes: int = FRAME_BYTES) -> EventLog:
+    """A log at `path`. An existing one is continued after its last complete frame (a worker that was started again).
+
+    Raises:
+        ConfigError: the file cannot be written, or is something else.
+    """
+    try:
+        file = open(path, "a+b")  # noqa: SIM115 - closed by the log
+        file.seek(0)
+        complete = max((end for _, end in _frames(path, file)), default=0)
+        file.truncate(complete)  # a frame that was cut off would hide all that comes after it
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot write the event log: {error.strerror}") from None
+    return EventLog(file, frame_bytes)
 
 
 def describe(machine: Machine) -> Created:
@@ -146,18 +158,18 @@ def read(path: Path) -> Iterator[Record]:
             raise ConfigError(f"{path}: line {number} is not a record of an event log: {error}") from None
 
 
-def merge(paths: Iterable[Path]) -> Iterator[Record]:
+def read_merged(paths: Iterable[Path]) -> Iterator[Record]:
     """The records of several logs, ascending in time; ties in the order of `paths`. Their clocks must have one origin."""
     return heapq.merge(*(read(path) for path in paths), key=lambda record: record.now)
 
 
-def write_merged(paths: Iterable[Path], path: Path) -> None:
-    """Several logs as one, at `path`; all of it or nothing."""
+def merge(paths: Iterable[Path], path: Path) -> None:
+    """Write several logs as one to `path`, which appears when it is complete."""
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)
     try:
-        with EventLog(partial) as log:
-            for record in merge(paths):
+        with open_log(partial) as log:
+            for record in read_merged(paths):
                 log.write(record)
         partial.replace(path)
     finally:
@@ -197,14 +209,3 @@ def _open_to_read(path: Path) -> BinaryIO:
         return open(path, "rb")
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the event log: {error.strerror}") from None
-
-
-def _open_to_append(path: Path) -> BinaryIO:
-    try:
-        file = open(path, "a+b")  # noqa: SIM115 - the log's own, closed with it
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot write the event log: {error.strerror}") from None
-    file.seek(0)
-    complete = max((end for _, end in _frames(path, file)), default=0)
-    file.truncate(complete)  # a frame that was cut off would hide all that comes after it
-    return file

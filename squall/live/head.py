@@ -34,7 +34,8 @@ from squall.core.lifecycle import Phase
 from squall.core.router import Router
 from squall.core.types import CONTROLLER, ROUTER, MachineId, Nanos, ReplicaId, Request, RequestId
 from squall.errors import ConfigError, Rejected, ReplicaFailed, SquallError
-from squall.live.driver import Driver, Priority, Record
+from squall.eventlog import EventLog
+from squall.live.driver import Driver, Priority
 from squall.live.engine.hashing import block_hashes
 from squall.live.engine.interface import Job, Sampling, TokenOut
 from squall.live.engine.tokenizer import Tokenizer
@@ -123,7 +124,7 @@ class Head:
         config: as given.
         model_names, tokenizer, max_model_len: as in `Frontend`.
         launcher: starts workers.
-        record: writes the event log.
+        log: of events and actions; None writes none.
         say: tells a person what happens to replicas, one line each.
         silence_s: after how much silence a replica counts as lost.
     """
@@ -135,7 +136,7 @@ class Head:
         tokenizer: Tokenizer,
         max_model_len: int,
         launcher: Launcher,
-        record: Record | None = None,
+        log: EventLog | None = None,
         say: Callable[[str], None] = lambda _: None,
         silence_s: float = SILENCE_S,
     ) -> None:
@@ -146,6 +147,7 @@ class Head:
         self.draining = False
         self.load_failure: asyncio.Future[str] | None = None
         self._launcher = launcher
+        self._log = log
         self._say = say
         self._silence_s = silence_s
         self._block_size = config.replica.block_size
@@ -153,7 +155,9 @@ class Head:
         self._secret = secrets.token_bytes(32)
         self._router = Router(config.route, config.queue.max_requests, config.queue.max_tokens, config.queue.max_retries)
         self._controller = Controller(config.fleet.replicas, config.scale)
-        self._driver = Driver({ROUTER: self._router, CONTROLLER: self._controller}, self._perform, record, after=self._look)
+        self._driver = Driver(
+            {ROUTER: self._router, CONTROLLER: self._controller}, self._perform, log.record if log else None, after=self._look
+        )
         self._ids = count(1)
         self._streams: dict[RequestId, Stream] = {}
         self._clients: dict[ReplicaId, ReplicaClient] = {}
@@ -169,6 +173,9 @@ class Head:
 
     def start(self) -> None:
         """Bring the fleet up."""
+        if self._log is not None:
+            for id, machine in ((ROUTER, self._router), (CONTROLLER, self._controller)):
+                self._log.created(time.monotonic_ns(), id, machine)
         self.load_failure = asyncio.get_running_loop().create_future()
         self._driver.start()
 
@@ -383,6 +390,8 @@ class Head:
     def load(self, client: ReplicaClient, load: ReplicaLoad) -> None:
         if self._clients.get(client.replica) is client:
             self._loads[client.replica] = load
+            if self._log is not None:
+                self._log.flush()
 
     # -- waiting
 

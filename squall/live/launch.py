@@ -66,7 +66,7 @@ class LocalLauncher:
 
     Args:
         config: the resolved configuration file that workers read.
-        logs: directory for what workers print (`worker-0.log`, ...).
+        logs: directory for what workers print (`worker-0.log`, ...) and for their event logs.
         groups: which replicas share a process; each replica in exactly one group.
         extra: more arguments for each worker.
     """
@@ -112,6 +112,13 @@ class LocalLauncher:
         workers, self._workers = list(self._workers.values()), {}
         await asyncio.gather(*(worker.end() for worker in workers))
 
+    def kill_all(self) -> None:
+        """Whatever is left, at once, without a loop."""
+        for worker in self._workers.values():
+            _kill(worker.process)
+            worker.process.wait()
+        self._workers.clear()
+
     def pid(self, replica: ReplicaId) -> int | None:
         """The process that hosts `replica`, if there is one."""
         worker = self._workers.get(self._group(replica))
@@ -123,19 +130,10 @@ class LocalLauncher:
     def _spawn(self, group: tuple[ReplicaId, ...]) -> _Worker:
         log = self._logs / f"worker-{group[0]}.log"
         replicas = ",".join(map(str, group))
-        command = [
-            sys.executable,
-            "-m",
-            "squall.live.worker",
-            "--config",
-            str(self._config),
-            "--replicas",
-            replicas,
-            "--with-parent",
-        ]
+        command = [sys.executable, "-m", "squall.live.worker", "--config", str(self._config), "--logs", str(self._logs)]
         with log.open("ab") as stderr:
             process = subprocess.Popen(
-                [*command, *self._extra],
+                [*command, "--replicas", replicas, "--with-parent", *self._extra],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

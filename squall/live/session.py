@@ -10,6 +10,7 @@ import asyncio
 import queue
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -30,7 +31,8 @@ from squall.core.replica import Replica
 from squall.core.types import CONTROLLER, MachineId, ReplicaId, RequestId, RunId
 from squall.core.views import BatchingPolicy
 from squall.errors import SquallError
-from squall.live.driver import Driver, Priority, Record
+from squall.eventlog import EventLog
+from squall.live.driver import Driver, Priority
 from squall.live.engine.interface import Engine, Job, RunEnded, TokenOut
 from squall.live.rpc import convert
 from squall.live.rpc.convert import ReplicaLoad
@@ -79,18 +81,18 @@ class Host:
         replica: its id.
         engine: loaded when a head asks for it, once.
         policy: plans its steps.
-        record: writes the event log.
+        log: of events and actions; None writes none.
 
     Attributes:
         session: the one that is open; None while no head wants it.
         failed: what the engine raised, after which it cannot be trusted any more.
     """
 
-    def __init__(self, replica: ReplicaId, engine: Engine, policy: BatchingPolicy, record: Record | None) -> None:
+    def __init__(self, replica: ReplicaId, engine: Engine, policy: BatchingPolicy, log: EventLog | None) -> None:
         self.replica = replica
         self.engine = engine
         self.policy = policy
-        self.record = record
+        self.log = log
         self.thread = EngineThread(f"engine-{replica}")
         self.session: Session | None = None
         self.failed: BaseException | None = None
@@ -214,7 +216,10 @@ class Session:
     def _loaded(self, _: object) -> None:
         engine, replica = self._engine, self._host.replica
         self._machine = Replica(replica, self._host.policy, engine.num_blocks, engine.block_size)
-        self._driver = Driver({replica: self._machine}, self._perform, self._host.record)
+        log = self._host.log
+        self._driver = Driver({replica: self._machine}, self._perform, log.record if log is not None else None)
+        if log is not None:
+            log.created(time.monotonic_ns(), replica, self._machine)
         self._tell(CONTROLLER, WeightsLoaded(replica, engine.num_blocks, engine.block_size))
 
     def _load_failed(self, error: BaseException) -> None:
@@ -265,6 +270,8 @@ class Session:
 
     def _beat(self) -> None:
         self._put(pb.FromReplica(load=convert.to_message(self._measure())))
+        if self._host.log is not None:
+            self._host.log.flush()  # a worker that is killed loses no more than what came since
         self._heartbeat = self._loop.call_later(LOAD_EVERY_S, self._beat)
 
     def _measure(self) -> ReplicaLoad:

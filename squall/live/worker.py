@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -29,7 +30,9 @@ from squall import config as configuration
 from squall.config import Config
 from squall.core.types import ReplicaId
 from squall.errors import ConfigError, SquallError
+from squall.eventlog import EventLog
 from squall.live.engine.interface import Engine
+from squall.live.loop import run
 from squall.live.rpc.generated import squall_pb2 as pb
 from squall.live.rpc.service import OPTIONS, SERVICE, handler
 from squall.live.served import ServedModel, served_model
@@ -204,8 +207,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.device is not None:
             config = msgspec.structs.replace(config, serve=msgspec.structs.replace(config.serve, device=given.device))
         engine = build_engine(config, served_model(config))
-        hosts = [Host(replica, engine(), config.batching, None) for replica in given.replicas]
-        return _run(_main(given, hosts, config))
+        name = f"events-{given.replicas[0]}-{os.getpid()}.jsonl.zst"
+        log = EventLog(given.logs / name) if config.serve.event_log else None
+        hosts = [Host(replica, engine(), config.batching, log) for replica in given.replicas]
+        with log or contextlib.nullcontext():
+            return run(_main(given, hosts, config))
     except SquallError as error:
         print(f"worker: error: {error}", file=sys.stderr)  # noqa: T201
         return 2
@@ -234,18 +240,11 @@ def _bug(loop: asyncio.AbstractEventLoop, context: dict[str, Any], worker: Worke
 
 def _watch_parent(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
     """Standard input ends when the head does, however it does."""
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
     loop.call_soon_threadsafe(lambda: worker.end(at_once=True))
     time.sleep(EXIT_S)
     os._exit(1)
-
-
-def _run(main: Any) -> int:
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return int(asyncio.run(main))
-    return int(uvloop.run(main))
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -257,6 +256,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 for any")
     parser.add_argument("--device", help="overrides serve.device")
     parser.add_argument("--grace-s", type=float, default=GRACE_S, help="seconds to wait without a head")
+    parser.add_argument("--logs", type=Path, default=Path(), help="directory for the event log")
     parser.add_argument("--with-parent", action="store_true", help="end when standard input does")
     return parser.parse_args(arguments)
 

@@ -1,0 +1,178 @@
+"""`squall serve`: puts launcher, workers, head and HTTP server together, and takes them down in order.
+
+Starts the workers before it imports anything large, so that both do so at once; the head never imports torch. Knows the order of
+things, not how any of them works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from squall import config as configuration
+from squall.config import Config
+from squall.errors import ConfigError, ModelError
+from squall.eventlog import EventLog, write_merged
+from squall.live.launch import LocalLauncher
+from squall.live.loop import run
+from squall.live.served import ServedModel, served_model
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from squall.live.head import Head
+
+Say = Callable[[str], None]
+
+BACKLOG = 2048
+LAST_BYTES_S = 5
+"""How long connections may take to send what they have, once all requests are done."""
+
+
+def serve(config: Config, directory: Path, say: Say) -> None:
+    """Serve until SIGTERM or SIGINT, and drain then. A second signal stops at once.
+
+    Args:
+        config: the whole tree.
+        directory: the run directory, which must not exist yet; it gets config.toml, logs/ and events.jsonl.zst.
+        say: tells a person what happens, one line each.
+
+    Raises:
+        ConfigError: the port is in use, or a worker found the configuration wrong.
+        ModelError: the model cannot be had or loaded.
+    """
+    began = monotonic()
+    model = served_model(config)
+    with contextlib.closing(_listen(config.serve.host, config.serve.port)) as listener:
+        logs = directory / "logs"
+        logs.mkdir(parents=True)
+        (directory / "config.toml").write_text(configuration.dumps(config), encoding="utf-8")
+        launcher = _launcher(config, directory, logs)
+        launcher.prepare()
+        try:
+            run(_serve(config, model, launcher, listener, logs, say, began))
+        finally:
+            launcher.kill_all()
+            if config.serve.event_log:
+                _merge_logs(logs, directory / "events.jsonl.zst")
+
+
+def _merge_logs(logs: Path, target: Path) -> None:
+    """The logs of head and workers become one; their parts are not needed any more then."""
+    parts = sorted(logs.glob("events-*.jsonl.zst"))
+    write_merged(parts, target)
+    for part in parts:
+        part.unlink()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Before any worker is started: a port in use is the most likely mistake."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise ConfigError(f"serve.host = {host!r} is no address of this machine: {error.strerror}") from None
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"serve.port = {port} on {host} cannot be used: {error.strerror}; choose another with --port") from None
+    return listener
+
+
+def _launcher(config: Config, directory: Path, logs: Path) -> LocalLauncher:
+    """Emulated replicas share one process: they sleep nearly all the time."""
+    replicas = range(config.fleet.replicas)
+    groups = [tuple(replicas)] if config.serve.engine == "emulated" else [(replica,) for replica in replicas]
+    return LocalLauncher(directory / "config.toml", logs, groups)
+
+
+async def _serve(
+    config: Config, model: ServedModel, launcher: LocalLauncher, listener: socket.socket, logs: Path, say: Say, began: float
+) -> None:
+    import uvicorn  # only now: the workers are starting meanwhile
+
+    from squall.live.api.app import create_app
+    from squall.live.head import Head
+
+    log = EventLog(logs / "events-head.jsonl.zst") if config.serve.event_log else None
+    head = Head(config, model.names, model.tokenizer(), model.max_model_len, launcher, log, say)
+    settings = uvicorn.Config(
+        create_app(head, config), log_level="warning", lifespan="off", access_log=False, timeout_graceful_shutdown=LAST_BYTES_S
+    )
+    server = _server(settings)
+    head.start()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        with _signals() as (drain, stop):
+            await _until_stopped(config, head, listener, say, began, drain, stop)
+    finally:
+        server.should_exit = True
+        server.force_exit = stop.is_set()
+        await head.close()
+        await serving
+        if log is not None:
+            log.close()
+
+
+async def _until_stopped(
+    config: Config, head: Head, listener: socket.socket, say: Say, began: float, drain: asyncio.Event, stop: asyncio.Event
+) -> None:
+    host, port = listener.getsockname()[:2]
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    say(f"listening on http://{address}; bringing up {config.fleet.replicas} x {head.model_names[0]}")
+    assert head.load_failure is not None
+    ready, wanted = asyncio.ensure_future(head.until_ready()), asyncio.ensure_future(drain.wait())
+    futures: list[asyncio.Future[Any]] = [ready, wanted, head.load_failure]
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+    if head.load_failure.done():
+        ready.cancel()
+        wanted.cancel()
+        raise ModelError(head.load_failure.result())
+    if ready.done():
+        say(f"ready after {monotonic() - began:.1f} s")
+    await wanted
+    ready.cancel()
+    say(f"draining: running requests may take {config.serve.drain_timeout_s:g} s more; again to stop at once")
+    draining, stopped = asyncio.create_task(head.drain(config.serve.drain_timeout_s)), asyncio.create_task(stop.wait())
+    await asyncio.wait([draining, stopped], return_when=asyncio.FIRST_COMPLETED)
+    draining.cancel()
+    stopped.cancel()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
+    """The first SIGTERM or SIGINT sets the first event, the next one the second."""
+    loop = asyncio.get_running_loop()
+    drain, stop = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (stop if drain.is_set() else drain).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield drain, stop
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+def _server(settings: uvicorn.Config) -> uvicorn.Server:
+    """A server that leaves signals to us."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    return Server(settings)
