@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 LENGTHS_MAY_DIFFER = 0.01  # a chat template adds a token, a stop string takes one away
 ARRIVALS_MAY_DIFFER = 100 * MILLISECOND  # a client sends a little late
 
-METRICS = (
+Metric = tuple[str, str, str]
+"""What is compared: its name for a person, its unit, its key in the summary."""
+
+METRICS: tuple[Metric, ...] = (
     ("requests", "", "requests"),
     ("completed", "", "completed"),
     ("failed", "", "failed"),
@@ -44,7 +47,8 @@ METRICS = (
     ("steps", "", "num_steps"),
     ("wall clock", "s", "wall_s"),
 )
-"""What is compared: its name for a person, its unit, its key in the summary."""
+
+ENDINGS = ("completed", "failed", "rejected", "cancelled", "unfinished")
 
 STATISTICS = ("mean", "p50", "p90", "p99", "max")
 
@@ -67,10 +71,10 @@ class Line(Struct, frozen=True):
         return f"{100 * (ratio - 1):+.1f} %" if 0.5 < ratio < 2 else f"x {ratio:.3g}"
 
 
-def lines(summaries: Sequence[Summary]) -> list[Line]:
-    """The metrics worth comparing, in reading order; those that no run has are left out."""
+def lines(summaries: Sequence[Summary], metrics: Sequence[Metric] = METRICS) -> list[Line]:
+    """The metrics, in their order; those that no run has are left out."""
     found = []
-    for name, unit, key in METRICS:
+    for name, unit, key in metrics:
         values = [getattr(summary, key) for summary in summaries]
         if any(isinstance(value, Distribution) for value in values):
             found += [
@@ -106,7 +110,7 @@ def warnings(runs: Sequence[StoredRun]) -> list[str]:
     return [f"different workloads: {runs[0].path} and {run.path}: {'; '.join(found)}" for run, found in compared if found]
 
 
-def table(names: Sequence[str], summaries: Sequence[Summary]) -> Table:
+def table(names: Sequence[str], summaries: Sequence[Summary], metrics: Sequence[Metric] = METRICS) -> Table:
     """The comparison for a terminal; every run after the first has a column that says how it relates to the first."""
     from rich.table import Table
 
@@ -116,12 +120,30 @@ def table(names: Sequence[str], summaries: Sequence[Summary]) -> Table:
         grid.add_column(f"{name}\n({summary.world})", justify="right", overflow="fold")
         if i:
             grid.add_column("", justify="right", style="dim")
-    for line in lines(summaries):
+    for line in lines(summaries, metrics):
         cells = [f"{line.name} ({line.unit})" if line.unit else line.name]
         for i, value in enumerate(line.values):
             cells += [written(value)] + ([line.change(i)] if i else [])
         grid.add_row(*cells)
     return grid
+
+
+def headline(summary: Summary) -> list[str]:
+    """What a run came to, in a few lines of text."""
+    ended = [f"{getattr(summary, name)} {name}" for name in ENDINGS if getattr(summary, name)]
+    text = [
+        f"{summary.world}: {summary.requests} requests ({', '.join(ended) or 'none'}) in {summary.makespan_s:.1f} s; "
+        f"step times: {summary.latency_source or 'unknown'}",
+        f"  throughput  {written(summary.throughput_rps)} req/s, {written(summary.output_tokens_per_s)} output tok/s",
+    ]
+    for name, key in (("TTFT", "ttft_s"), ("TBT", "tbt_s"), ("E2E", "e2e_s")):
+        if (one := getattr(summary, key)) is not None:
+            text.append(f"  {name:<10}  p50 {written(one.p50)} s, p90 {written(one.p90)} s, p99 {written(one.p99)} s")
+    if summary.slo_attainment is not None:
+        text.append(f"  SLO         met by {100 * summary.slo_attainment:.1f} %, goodput {written(summary.goodput_rps)} req/s")
+    if summary.cost_usd is not None:
+        text.append(f"  cost        {summary.cost_usd:.4g} USD for {written(summary.gpu_seconds)} GPU seconds")
+    return text
 
 
 def written(value: float | None) -> str:

@@ -54,7 +54,12 @@ def page(run: StoredRun) -> str:
             "tokens/s",
             tokens(lives),
         ),
-        _chart("Requests waiting for their first step, and at work", "seconds since the start", "requests", levels(lives)),
+        _chart(
+            "Requests waiting for their first step (as a client sees it: token), and at work",
+            "seconds since the start",
+            "requests",
+            levels(lives),
+        ),
     ]
     return _PAGE.substitute(
         title=html.escape(f"squall: {run.path.resolve().name}"),
@@ -101,14 +106,14 @@ def tokens(lives: Lives) -> list[Trace]:
 
 
 def levels(lives: Lives) -> list[Trace]:
-    """Requests that wait and that are at work, as they stand at evenly spaced instants."""
+    """Requests that wait and that are at work, as they stand at evenly spaced instants. A client sees work begin with a token."""
     at = np.linspace(0, _end_s(lives), POINTS)
-    started = lives.scheduled_at != UNSET
-    ended = lives.finished_at != UNSET
-    waits = started | ended | (lives.outcome == Outcome.UNFINISHED.value)  # a rejected request does not wait
-    left = np.where(started, lives.scheduled_at, lives.finished_at)
-    waiting = _passed(lives.arrived_at[waits], at) - _passed(left[started | ended], at)
-    working = _passed(lives.scheduled_at[started], at) - _passed(lives.finished_at[started & ended], at)
+    begun_at = np.where(lives.scheduled_at != UNSET, lives.scheduled_at, lives.first_token_at)
+    begun, ended = begun_at != UNSET, lives.finished_at != UNSET
+    waits = begun | ended | (lives.outcome == Outcome.UNFINISHED.value)  # a rejected request does not wait
+    left = np.where(begun, begun_at, lives.finished_at)
+    waiting = _passed(lives.arrived_at[waits], at) - _passed(left[begun | ended], at)
+    working = _passed(begun_at[begun], at) - _passed(lives.finished_at[begun & ended], at)
     return [_line("waiting", ORANGE, at, waiting, steps=True), _line("at work", BLUE, at, working, steps=True)]
 
 

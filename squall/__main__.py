@@ -1,0 +1,5 @@
+"""`python -m squall` is `squall`."""
+
+from squall.cli import main
+
+main()

@@ -1,0 +1,278 @@
+"""The commands. Each reads its configuration, calls the part that does the work, and says what it wrote and what to run next.
+
+Knows no part's insides; parts are imported by the command that needs them, so that `squall simulate` pays for no web server.
+The one place that turns `SquallError` into a line on stderr and an exit code: 2 for what the user can put right, 130 for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import squall
+from squall.errors import ConfigError, ModelError, SquallError
+
+if TYPE_CHECKING:
+    from squall.config import Config
+    from squall.report.summary import Summary
+
+SERVE_EXTRA = {
+    "torch", "starlette", "uvicorn", "httptools", "uvloop", "grpc", "grpc_health", "google", "safetensors", "tokenizers",
+    "jinja2", "prometheus_client", "gguf",
+}  # fmt: skip
+"""What `squall[serve]` brings, by the name that an import fails with."""
+
+app = typer.Typer(
+    help="Serve large language models through sudden load, and rehearse it first.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+models = typer.Typer(help="Models that squall can fetch by itself.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(models, name="model")
+
+
+def _option(help: str, *names: str, **more: Any) -> Any:
+    """An option without a default of its own: what its absence means, its help or the configuration says."""
+    return typer.Option(*names, help=help, show_default=False, **more)
+
+
+ConfigFile = Annotated[
+    Path | None, typer.Argument(metavar="CONFIG", help="A TOML file; all defaults without one.", show_default=False)
+]
+NeededFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file with a [workload].", show_default=False)]
+RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
+Settings = Annotated[
+    list[str] | None, _option("Override any key, such as fleet.replicas=4; may be repeated.", "--set", metavar="KEY=VALUE")
+]
+Out = Annotated[Path | None, _option("The run directory to write; it must not exist yet.", metavar="DIR")]
+ModelName = Annotated[str | None, _option("model.name")]
+Device = Annotated[str | None, _option("serve.device: cpu or cuda")]
+
+
+def main() -> None:
+    """The `squall` command."""
+    logging.basicConfig(format="squall: %(levelname)s: %(message)s")
+    try:
+        app()
+    except SquallError as error:
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] not in SERVE_EXTRA:
+            raise
+        _fail(f"this command needs {error.name}, which is not installed: pip install 'squall[serve]'")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@app.callback(invoke_without_command=True)
+def squall_(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(f"squall {squall.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def simulate(config: NeededFile, settings: Settings = None, out: Out = None) -> None:
+    """Run a fleet on a virtual clock."""
+    from squall.report.run import place_for, write_run
+    from squall.twin.rehearse import rehearse, usd_per_gpu_hour
+
+    resolved = _load(config, settings, out)
+    place = place_for("simulate", resolved.run.out)
+    _tell(write_run(place, rehearse(resolved), resolved, usd_per_gpu_hour(resolved)))
+    _end(place, f"squall report {place}", f"squall compare {place} OTHER_RUN")
+
+
+@app.command()
+def serve(
+    config: ConfigFile = None,
+    settings: Settings = None,
+    model: ModelName = None,
+    engine: Annotated[str | None, _option("serve.engine: torch or emulated")] = None,
+    gpu: Annotated[str | None, _option("cluster.gpu, which an emulated engine pretends to be")] = None,
+    device: Device = None,
+    replicas: Annotated[int | None, _option("fleet.replicas")] = None,
+    host: Annotated[str | None, _option("serve.host")] = None,
+    port: Annotated[int | None, _option("serve.port; 0 takes a free one")] = None,
+    out: Out = None,
+    with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
+) -> None:
+    """Serve a model: an OpenAI endpoint over a fleet."""
+    from squall.live.serve import serve as run
+    from squall.report.run import place_for
+
+    resolved = _load(
+        config, settings, out,
+        {"model.name": model, "serve.engine": engine, "cluster.gpu": gpu, "serve.device": device},
+        {"serve.host": host, "serve.port": port, "fleet.replicas": replicas},
+    )  # fmt: skip
+    place = place_for("serve", resolved.run.out)
+    if with_parent:
+        threading.Thread(target=_watch_parent, daemon=True).start()
+    run(resolved, place, typer.echo)
+    _end(place, f"squall simulate {config or 'CONFIG'}")
+
+
+@app.command()
+def replay(
+    config: NeededFile,
+    settings: Settings = None,
+    url: Annotated[str | None, _option("The endpoint; when absent, the one that CONFIG describes.")] = None,
+    model: Annotated[str | None, _option("The model to ask for; when absent, CONFIG's.")] = None,
+    api_key: Annotated[str | None, _option("The endpoint's key.", envvar="OPENAI_API_KEY")] = None,
+    tokenizer: Annotated[Path | None, _option("A tokenizer.json, for servers that take no token ids.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a request is given up.")] = 600.0,
+    max_in_flight: Annotated[int | None, _option("At most so many requests at once; what waits leaves late.", min=1)] = None,
+    out: Out = None,
+) -> None:
+    """Drive any OpenAI endpoint with a workload, open loop."""
+    from squall.report.run import place_for, write_run
+    from squall.twin.drive import drive
+    from squall.twin.rehearse import usd_per_gpu_hour
+
+    resolved = _load(config, settings, out)
+    place = place_for("replay", resolved.run.out)
+    record = drive(resolved, url, model, api_key=api_key, tokenizer=tokenizer, timeout_s=timeout, max_in_flight=max_in_flight)
+    _tell(write_run(place, record, resolved, None if url else usd_per_gpu_hour(resolved)))
+    for line in record.warnings:
+        typer.echo(f"note: {line}")
+    _end(place, f"squall report {place}", f"squall simulate {config}", f"squall compare {place} SIMULATED_RUN")
+
+
+@app.command()
+def profile(
+    config: ConfigFile = None,
+    settings: Settings = None,
+    model: ModelName = None,
+    device: Device = None,
+    engines: Annotated[int | None, _option("Engines at work at once; when absent, as many as share this CPU.", min=1)] = None,
+    seconds: Annotated[float, typer.Option(help="How long to measure; loading the model comes on top.")] = 45.0,
+    out: Annotated[Path | None, _option("The profile to write.", metavar="FILE")] = None,
+) -> None:
+    """Measure how long steps take on this machine."""
+    from squall.perf.profile import save
+    from squall.report.progress import progress
+    from squall.twin.profile import num_sharing
+    from squall.twin.profile import profile as measure
+
+    resolved = _load(config, settings, None, {"model.name": model, "serve.device": device})
+    path = out or Path(f"{Path(resolved.model.name).name}-{resolved.serve.device}.profile.json")
+    if path.exists():
+        raise ConfigError(f"{path} exists already; choose another file (--out) or remove it")
+    count = engines or num_sharing(resolved)
+    with progress(f"measuring {count} engine(s)", seconds) as show:
+        measured = measure(resolved, count, seconds, show)
+    save(measured, path)
+    typer.echo(
+        f"{len(measured.points)} shapes of steps on {measured.machine}; the fitted curve is off by "
+        f"{100 * measured.median_error:.1f} % (median), {100 * measured.p95_error:.1f} % (95th percentile)"
+    )
+    _end(path, f"squall simulate {config or 'CONFIG'} --set latency.kind=profile --set latency.path={path}")
+
+
+@app.command()
+def demo(out: Out = None, port: Annotated[int, typer.Option(help="Where to serve; 0 takes a free port.")] = 0) -> None:
+    """Serve the embedded model, load it, simulate the same, compare."""
+    from squall.twin.demo import demo as run
+
+    run(out, port, typer.echo)
+
+
+@app.command()
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN RUN...", help="Run directories; the others are related to the first.")
+    ],
+) -> None:
+    """Two or more runs side by side."""
+    from rich.console import Console
+
+    from squall.report.compare import table, warnings
+    from squall.report.run import read_run
+
+    if len(runs) < 2:
+        raise ConfigError(f"compare needs two run directories or more; only {runs[0]} was given")
+    read = [read_run(path) for path in runs]
+    Console().print(table([path.name or str(path) for path in runs], [run.summary for run in read]))
+    for line in warnings(read):
+        typer.echo(line)
+    _next(f"squall report {runs[0]}")
+
+
+@app.command()
+def report(run: RunDirectory) -> None:
+    """A run as one HTML page that needs no network."""
+    from squall.report.html import write_report
+    from squall.report.run import read_run
+
+    _end(write_report(read_run(run)), f"squall compare {run} OTHER_RUN")
+
+
+@models.command("pull")
+def model_pull(name: Annotated[str, typer.Argument(help="Its name.")] = "smollm2") -> None:
+    """Fetch a model, once."""
+    from squall.live.models import pull
+
+    _end(pull(name, typer.echo), f"squall serve --model {name}")
+
+
+@models.command("list")
+def model_list() -> None:
+    """What can be fetched, and what is here."""
+    from squall.live.models import SOURCES, find
+
+    for name in SOURCES:
+        try:
+            typer.echo(f"{name}: {find(name)}")
+        except ModelError as error:
+            typer.echo(str(error))
+
+
+def _load(config: Path | None, settings: list[str] | None, out: Path | None, *options: dict[str, Any]) -> Config:
+    """The configuration; options that were given override the keys that they stand for."""
+    from squall.config import load
+
+    given = {"run.out": None if out is None else str(out)}
+    for keys in options:
+        given |= keys
+    return load(config, [*(settings or ()), *(f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None)])
+
+
+def _watch_parent() -> None:
+    """Whoever started us holds the other end of standard input; when that closes, they are gone, and nobody needs us."""
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _tell(summary: Summary) -> None:
+    from squall.report.compare import headline
+
+    for line in headline(summary):
+        typer.echo(line)
+
+
+def _end(wrote: Path, *commands: str) -> None:
+    typer.echo(f"wrote {wrote}")
+    _next(*commands)
+
+
+def _next(*commands: str) -> None:
+    typer.echo("next: " + "\n      ".join(commands))
+
+
+def _fail(message: str) -> None:
+    typer.echo("squall: error: " + " ".join(message.split("\n")), err=True)
+    sys.exit(2)

@@ -1,0 +1,48 @@
+"""From a configuration to a simulated run: builds the workload, prices and KV pool that it describes, and simulates.
+
+Knows which part makes what. Reads what the configuration names (a trace, a profile, a config.json) and writes nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from squall.config import Config
+from squall.core.metrics import RunRecord
+from squall.errors import ConfigError
+from squall.perf.build import latency_model, num_blocks
+from squall.perf.catalogue import resolve_model
+from squall.perf.hardware import resolve_gpu
+from squall.sim.run import simulate
+from squall.workload.build import build
+from squall.workload.spec import OfferedRequest
+
+
+def rehearse(config: Config) -> RunRecord:
+    """Simulate the fleet of `config` under its workload.
+
+    Raises:
+        ConfigError: it has no workload, or names something that is not there or does not fit.
+    """
+    requests = offered(config)
+    model, gpu = resolve_model(config.model.name), resolve_gpu(config.cluster.gpu)
+    latency = latency_model(config.latency, model, gpu, config.replica)
+    batch = config.batching
+    blocks = num_blocks(
+        model, gpu, config.replica, max_num_batched_tokens=batch.max_num_batched_tokens, max_num_seqs=batch.max_num_seqs
+    )
+    return simulate(config, requests, latency, blocks)
+
+
+def offered(config: Config) -> list[OfferedRequest]:
+    """The requests of the configuration's workload. Raises ConfigError."""
+    if config.workload is None:
+        raise ConfigError("there is no [workload]: say what arrives, as examples/azure-conv.toml does")
+    return build(config.workload, config.run.seed, Path())
+
+
+def usd_per_gpu_hour(config: Config) -> float | None:
+    """What an accelerator hour costs: the configuration's word, else the catalogue's; None for this machine's CPU."""
+    if config.cluster.usd_per_gpu_hour is not None:
+        return config.cluster.usd_per_gpu_hour
+    return None if config.cluster.gpu.lower() == "cpu" else resolve_gpu(config.cluster.gpu).usd_per_hour
