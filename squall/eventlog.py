@@ -108,10 +108,12 @@ def open_log(path: Path, frame_bytes: int = FRAME_BYTES) -> EventLog:
     Raises:
         ConfigError: the file cannot be written, or is something else.
     """
+    complete = 0
+    if path.exists():
+        with _open_to_read(path) as file:
+            complete = max((end for _, end in _frames(path, file)), default=0)
     try:
-        file = open(path, "a+b")  # noqa: SIM115 - closed by the log
-        file.seek(0)
-        complete = max((end for _, end in _frames(path, file)), default=0)
+        file = open(path, "ab")  # noqa: SIM115 - closed by the log
         file.truncate(complete)  # a frame that was cut off would hide all that comes after it
     except OSError as error:
         raise ConfigError(f"{path}: cannot write the event log: {error.strerror}") from None

@@ -71,7 +71,7 @@ class Observation(Struct):
 
 
 def observe(records: Iterable[Record], make: Callable[[Created], Machine] | None = None) -> Observation:
-    """Feed the records of a log (`eventlog.read` or `merge`) to fresh machines.
+    """Feed the records of a log (`eventlog.read`, `read_merged`) to fresh machines.
 
     Args:
         records: a machine's own in the order in which they happened.
