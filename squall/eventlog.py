@@ -1,7 +1,7 @@
 """The event log of a run, `events.jsonl.zst`: how every machine was made, and every event with the actions it led to.
 
 One JSON object a line, compressed in independent zstd frames of whole lines: whatever kills the writer, all frames before the
-last one can be read, and `zstdcat` shows it to a person. One file a process; `merge` makes one of several. Knows no machine's
+last one can be read, and `zstdcat` shows it to a person. One file a process; `write_merged` makes one of several. Knows no machine's
 workings and no run directory.
 """
 
@@ -165,7 +165,7 @@ def read_merged(paths: Iterable[Path]) -> Iterator[Record]:
     return heapq.merge(*(read(path) for path in paths), key=lambda record: record.now)
 
 
-def merge(paths: Iterable[Path], path: Path) -> None:
+def write_merged(paths: Iterable[Path], path: Path) -> None:
     """Write several logs as one to `path`, which appears when it is complete."""
     partial = path.with_name(f".{path.name}.partial")
     partial.unlink(missing_ok=True)

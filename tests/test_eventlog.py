@@ -55,7 +55,7 @@ from squall.core.replica import Replica
 from squall.core.router import Router
 from squall.core.types import CONTROLLER, FOREVER, ROUTER, Request
 from squall.errors import ConfigError
-from squall.eventlog import Created, Record, describe, merge, open_log, read, read_merged
+from squall.eventlog import Created, Record, describe, open_log, read, read_merged, write_merged
 from squall.policies.batching import Vllm
 from squall.policies.route import Pull
 from squall.policies.scale import Fixed
@@ -160,7 +160,7 @@ def test_several_logs_are_read_and_written_in_the_order_of_time(tmp_path: Path) 
     second = write(tmp_path / "b", [Record(now, 1, Woke()) for now in (2, 4, 8)])
     order = [(record.now, record.machine) for record in read_merged([first, second])]
     assert order == [(1, 0), (2, 1), (4, 0), (4, 0), (4, 1), (8, 1), (9, 0)]
-    merge([first, second], tmp_path / "all")
+    write_merged([first, second], tmp_path / "all")
     assert [(record.now, record.machine) for record in read(tmp_path / "all")] == order
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "all", "b"]
 
@@ -169,7 +169,7 @@ def test_a_merge_that_fails_leaves_nothing(tmp_path: Path) -> None:
     good = write(tmp_path / "good", RECORDS)
     (tmp_path / "bad").write_bytes(b"something else")
     with pytest.raises(ConfigError):
-        merge([good, tmp_path / "bad"], tmp_path / "all")
+        write_merged([good, tmp_path / "bad"], tmp_path / "all")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "good"]
 
 

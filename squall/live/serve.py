@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from squall import config as configuration
 from squall.config import Config
 from squall.errors import ConfigError, ModelError
-from squall.eventlog import EventLog, write_merged
+from squall.eventlog import open_log, write_merged
 from squall.live.launch import LocalLauncher
 from squall.live.loop import run
 from squall.live.served import ServedModel, served_model
@@ -103,7 +103,7 @@ async def _serve(
     from squall.live.api.app import create_app
     from squall.live.head import Head
 
-    log = EventLog(logs / "events-head.jsonl.zst") if config.serve.event_log else None
+    log = open_log(logs / "events-head.jsonl.zst") if config.serve.event_log else None
     head = Head(config, model.names, model.tokenizer(), model.max_model_len, launcher, log, say)
     settings = uvicorn.Config(
         create_app(head, config), log_level="warning", lifespan="off", access_log=False, timeout_graceful_shutdown=LAST_BYTES_S
