@@ -20,6 +20,7 @@ from squall.perf.latency import BatchShape, Progression
 from squall.perf.prices import StepPrices
 
 VERSION = 1
+_CONTEXT, _PAIR = 3, 6  # columns of `_features`
 _Array = NDArray[np.float64]
 
 
@@ -136,14 +137,20 @@ class ProfileModel:
 def fit(points: Sequence[Point], *, model: str, num_params: int, machine: str, dtype: str) -> Profile:
     """Fits the curve to measured steps, by relative error. Raises ProfileError where the points cannot tell.
 
-    They must hold steps of decodes alone and prefill chunks; more sizes of each make the curve finer.
+    They must hold steps of decodes alone and prefill chunks; more sizes, contexts and offsets make the curve finer.
     """
     _check(points)
     knots = _knots({point.tokens for point in points})
     matrix = np.array([_features(point, knots) for point in points])
+    alike = not any(point.chunk_offset for point in points)
+    if alike:  # nothing tells attention from the rest of a chunk: a pair is taken to cost what it costs in a decode
+        matrix[:, _CONTEXT] += matrix[:, _PAIR]
+        matrix[:, _PAIR] = 0.0
     seconds = np.array([point.seconds for point in points])
     values = _non_negative_least_squares(matrix / seconds[:, None], np.ones(len(points)))
     errors = np.abs(matrix @ values / seconds - 1)
+    if alike:
+        values[_PAIR] = values[_CONTEXT]
     step, head, row, context, chunk, before, pair, *slopes = (float(value) for value in values)
     curve = Curve(step, knots, tuple(slopes), head, row, context, chunk, before, pair)
     median, p95 = float(np.median(errors)), float(np.quantile(errors, 0.95))

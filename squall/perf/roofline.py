@@ -3,7 +3,7 @@
 Knows no requests and no measurement of this deployment; the last resort, right to some tens of per cent. The efficiencies
 below are fitted to public measurements in NVIDIA's aiconfigurator (Apache-2.0): times of vLLM's GEMM, attention and all-reduce
 kernels on A100, H100 and H200, and for latencies that no kernel shows alone the measured time per output token of dense
-models on H100 and B200. A GPU that is not among them is taken to behave alike.
+models on H100 and B200. A GPU that is not among them is taken to behave alike; an RTX 4090 was measured up to a third faster.
 """
 
 from math import hypot
@@ -75,6 +75,18 @@ KERNELS_PER_LAYER = 9
 """Two norms, four matrix products, rotary embedding with the cache write, attention, activation."""
 
 
+class Gemm(Struct, frozen=True):
+    """A matrix product: seconds of arithmetic a token, and seconds of memory traffic for the weights and a token."""
+
+    arithmetic: float
+    weights: float
+    traffic: float
+
+    def seconds(self, tokens: int) -> float:
+        """Arithmetic and traffic overlap, but not fully: measured times lie near the root of the sum of squares."""
+        return hypot(self.arithmetic * tokens, self.weights + self.traffic * tokens)
+
+
 class Roofline:
     """A `LatencyModel` from a datasheet, and the times it is made of.
 
@@ -109,6 +121,11 @@ class Roofline:
         self.efficiency = efficiency or (CPU_EFFICIENCY if gpu.kind == "cpu" else GPU_EFFICIENCY)
         self.overhead_s = self.efficiency.step_s if overhead_s is None else overhead_s
         self.source = f"roofline ({model.name} on {tp} x {gpu.name}, {self.weight_dtype})"
+        self._layer = [self._gemm(rows, columns, self.weight_dtype) for rows, columns in self._layer_matrices()]
+        self._head = self._gemm(model.hidden_size, model.vocab_size / tp, self.dtype)
+        self._token_s = self._elementwise_s() + 2 * self._transfer_s(model.hidden_size)
+        self._context_s = self._cache_read_s()
+        self._pair_s = self._attention_s()
         self._prices = StepPrices(self.source, self)
 
     def run(self, shape: BatchShape, steps: int) -> list[Progression]:
@@ -121,33 +138,28 @@ class Roofline:
         return self.overhead_s + self.model.num_layers * KERNELS_PER_LAYER * self.efficiency.kernel_s
 
     def tokens_s(self, tokens: int) -> float:
-        model = self.model
-        layer = sum(self._gemm_s(tokens, rows, columns, self.weight_dtype) for rows, columns in self._layer_gemms())
-        return model.num_layers * (layer + self._elementwise_s(tokens) + 2 * self._all_reduce_s(tokens * model.hidden_size))
+        """Every layer: its matrices, its element-wise kernels and two all-reduces."""
+        layer = tokens * self._token_s + 2 * self._rendezvous_s()
+        for gemm in self._layer:
+            layer += gemm.seconds(tokens)
+        return self.model.num_layers * layer
 
     def logits_s(self, rows: int) -> float:
-        model = self.model
-        columns = model.vocab_size / self.tp
-        head = self._gemm_s(rows, model.hidden_size, columns, self.dtype)
-        gather = self._all_reduce_s(rows * model.vocab_size) / 2
-        return head + gather + rows * self.efficiency.row_s
+        """The head, gathering its shares of the vocabulary, and sampling."""
+        gather = self._rendezvous_s() + rows * self._transfer_s(self.model.vocab_size) / 2
+        return self._head.seconds(rows) + gather + rows * self.efficiency.row_s
 
     def context_s(self) -> float:
-        """A decode's attention reads each key and value of its context once."""
-        bytes_ = self.model.kv_bytes_per_token(self.kv_dtype, self.tp)
-        return bytes_ / (self.gpu.bandwidth * self.efficiency.decode_attention)
+        return self._context_s
 
     def chunk_s(self, tokens: int) -> tuple[float, float]:
         """Attention of a chunk is bound by arithmetic, unless the chunk is so short that reading the cache takes longer."""
-        model = self.model
-        flops = 4 * model.num_layers * model.q_size / self.tp
-        pair = flops / (self._peak(self.dtype) * self.efficiency.prefill_attention)
-        return pair * tokens * (tokens + 1) / 2, max(pair * tokens, self.context_s())
+        return self._pair_s * tokens * (tokens + 1) / 2, max(self._pair_s * tokens, self._context_s)
 
     # -- what they are made of
 
-    def _layer_gemms(self) -> tuple[tuple[float, float], ...]:
-        """(rows, columns) of a layer's weight matrices on one GPU."""
+    def _layer_matrices(self) -> tuple[tuple[float, float], ...]:
+        """(rows, columns) of a layer's weight matrices on one GPU: query, key and value; output; gate and up; down."""
         model, tp = self.model, self.tp
         kv = 2 * model.kv_heads_per_gpu(tp) * model.head_dim
         return (
@@ -157,11 +169,14 @@ class Roofline:
             (model.intermediate_size / tp, model.hidden_size),
         )
 
-    def _gemm_s(self, tokens: int, rows: float, columns: float, weight_dtype: str) -> float:
-        """Arithmetic and memory traffic overlap, but not fully: measured times lie near the root of the sum of squares."""
-        compute = 2 * tokens * rows * columns / (self._peak(weight_dtype) * self.efficiency.gemm_compute)
-        traffic = rows * columns * dtype_bytes(weight_dtype) + tokens * (rows + columns) * dtype_bytes(self.dtype)
-        return hypot(compute, traffic / (self.gpu.bandwidth * self.efficiency.gemm_memory))
+    def _gemm(self, rows: float, columns: float, weight_dtype: str) -> Gemm:
+        """The product of a token's `rows` values with a matrix of `rows` x `columns` weights."""
+        bandwidth = self.gpu.bandwidth * self.efficiency.gemm_memory
+        return Gemm(
+            arithmetic=2 * rows * columns / (self._peak(weight_dtype) * self.efficiency.gemm_compute),
+            weights=rows * columns * dtype_bytes(weight_dtype) / bandwidth,
+            traffic=(rows + columns) * dtype_bytes(self.dtype) / bandwidth,
+        )
 
     def _peak(self, dtype: str) -> float:
         """Operations a second with weights of that type; int4 and int8 weights are computed in 16 bits."""
@@ -169,20 +184,31 @@ class Roofline:
             return self.gpu.fp8_flops
         return self.gpu.flops / 2 if dtype == "fp32" and self.gpu.kind != "cpu" else self.gpu.flops
 
-    def _elementwise_s(self, tokens: int) -> float:
-        """Norms (with the residual: two reads, two writes, twice a layer), rotary embedding, activation, cache write."""
+    def _cache_read_s(self) -> float:
+        """One token's keys and values, all layers: a decode's attention reads them once."""
+        bytes_ = self.model.kv_bytes_per_token(self.kv_dtype, self.tp)
+        return bytes_ / (self.gpu.bandwidth * self.efficiency.decode_attention)
+
+    def _attention_s(self) -> float:
+        """Arithmetic for one pair of tokens, all layers: a product of query and key, and one of weight and value."""
+        flops = 4 * self.model.num_layers * self.model.q_size / self.tp
+        return flops / (self._peak(self.dtype) * self.efficiency.prefill_attention)
+
+    def _elementwise_s(self) -> float:
+        """One token in one layer: norms with the residual (two reads, two writes, twice), rotary embedding, activation, cache."""
         model = self.model
         whole = 8 * model.hidden_size
         shared = 2 * (model.q_size + 2 * model.kv_size) + 3 * model.intermediate_size
-        return tokens * (whole + shared / self.tp) * dtype_bytes(self.dtype) / (self.gpu.bandwidth * self.efficiency.stream)
+        return (whole + shared / self.tp) * dtype_bytes(self.dtype) / (self.gpu.bandwidth * self.efficiency.stream)
 
-    def _all_reduce_s(self, values: float) -> float:
-        """Ring: every GPU sends 2 (tp - 1) / tp of the data; small messages cost their latency."""
-        if self.tp == 1:
-            return 0.0
+    def _transfer_s(self, values: int) -> float:
+        """An all-reduce of so many values, as a ring: every GPU sends 2 (tp - 1) / tp of them."""
         sent = 2 * (self.tp - 1) / self.tp * values * dtype_bytes(self.dtype)
-        waits = self.efficiency.link_latency_s + self.efficiency.link_wait_s * (self.tp - 1)
-        return waits + sent / (self.gpu.link_bandwidth * self.efficiency.link)
+        return sent / (self.gpu.link_bandwidth * self.efficiency.link)
+
+    def _rendezvous_s(self) -> float:
+        """What an all-reduce costs whatever its size."""
+        return self.efficiency.link_latency_s + self.efficiency.link_wait_s * (self.tp - 1) if self.tp > 1 else 0.0
 
 
 def default_dtype(model: ModelSpec, gpu: Gpu) -> str:

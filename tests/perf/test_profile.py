@@ -48,6 +48,21 @@ def test_a_curve_fitted_to_a_machine_prices_its_steps_within_two_per_cent() -> N
         assert priced(ProfileModel(profile), point) == pytest.approx(priced(MACHINE, point), rel=0.05)
 
 
+def test_a_machine_that_batches_well_up_to_a_point_is_followed_round_the_bend() -> None:
+    """SmolLM2 on one CPU thread: sixteen decodes cost three times one, but a prompt costs the same for every token."""
+    decodes = {1: 0.045, 2: 0.062, 4: 0.087, 8: 0.119, 16: 0.128, 32: 0.16}
+    prompts = {64: 0.20, 128: 0.31, 256: 0.56, 512: 1.05, 1024: 2.1}
+    context_s = 1e-6
+    measured = [
+        Point(n, each * n, 0, 0, False, seconds + context_s * each * n) for n, seconds in decodes.items() for each in (50, 500)
+    ]
+    measured += [Point(0, 0, tokens, 0, True, seconds) for tokens, seconds in prompts.items()]
+    profile = fitted(measured)
+    assert profile.p95_error < 0.03
+    assert priced(ProfileModel(profile), Point(12, 1200, 0, 0, False, 1.0)) == pytest.approx(0.1247, rel=0.03)
+    assert priced(ProfileModel(profile), Point(0, 0, 2048, 0, True, 1.0)) == pytest.approx(5.0, rel=0.1)
+
+
 def test_noise_of_five_per_cent_is_averaged_out() -> None:
     profile = fitted(points(MACHINE, noise=0.05))
     for point in points(MACHINE):
