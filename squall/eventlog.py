@@ -1,8 +1,8 @@
 """The event log of a run, `events.jsonl.zst`: how every machine was made, and every event with the actions it led to.
 
 One JSON object a line, compressed in independent zstd frames of whole lines: whatever kills the writer, all frames before the
-last one can be read, and `zstdcat` shows it to a person. One file a process; `write_merged` makes one of several. Knows no machine's
-workings and no run directory.
+last one can be read, and `zstdcat` shows it to a person. One file a process; `write_merged` makes one of several. Knows no
+machine's workings and no run directory.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from squall.core.machine import Machine
 from squall.core.replica import Replica
 from squall.core.router import Router
 from squall.core.types import CONTROLLER, ROUTER, MachineId, Nanos
-from squall.errors import ConfigError, SquallError
+from squall.errors import ConfigError
 from squall.eventlog import Created, Record
 from squall.policies.batching import Batching
 from squall.policies.route import Route
@@ -133,7 +133,7 @@ def _policy(table: dict[str, Any], policies: Any) -> Any:
 def _ask(machine: Machine, event: AnyEvent, now: Nanos) -> list[AnyAction] | str:
     try:
         return machine.handle(event, now)
-    except SquallError as error:
+    except Exception as error:  # a machine that is in another state than the logged one may well raise
         return f"{type(error).__name__}: {error}"
 
 
