@@ -103,7 +103,7 @@ def create_app(frontend: Frontend, config: Config, *, max_body_bytes: int = MAX_
         ("/detokenize", ("POST",), service.detokenize),
         ("/health", ("GET",), service.health),
         ("/livez", ("GET",), service.alive),
-        ("/readyz", ("GET",), service.open),
+        ("/readyz", ("GET",), service.accepting),
         ("/ping", ("GET", "POST"), service.health),
         ("/version", ("GET",), service.version),
         ("/load", ("GET",), service.load),

@@ -41,11 +41,10 @@ FINISH_REASONS = ("stop", "length")
 
 def token_buckets(longest: int) -> list[float]:
     """1, 2, 5, 10, ... up to the first that holds `longest`."""
-    buckets: list[float] = []
-    scale = 1
-    while not buckets or buckets[-1] < longest:
-        buckets.extend(float(scale * step) for step in (1, 2, 5))
-        scale *= 10
+    buckets = [1.0]
+    while buckets[-1] < longest:
+        scale = 10 ** (len(buckets) // 3)
+        buckets.append(float(scale * (1, 2, 5)[len(buckets) % 3]))
     return buckets
 
 

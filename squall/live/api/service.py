@@ -10,8 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+from prometheus_client import CollectorRegistry, generate_latest
 
 import squall
 from squall.errors import Rejected, RequestError
@@ -28,6 +27,8 @@ from squall.live.frontend import Frontend
 
 LONG_TEXT = 20_000
 """From so many characters on, text is tokenised in a thread: other streams go on meanwhile."""
+
+PLAIN_TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
 Read = Callable[[Fields, str], Awaitable[tuple[Order, Shape]]]
 
@@ -172,7 +173,7 @@ class Service:
     async def alive(self, exchange: Exchange) -> None:
         await exchange.reply(200, b"", ())
 
-    async def open(self, exchange: Exchange) -> None:
+    async def accepting(self, exchange: Exchange) -> None:
         """200 while new requests are welcome; else 503."""
         self._check_open()
         await exchange.reply(200, b"", ())
@@ -184,5 +185,5 @@ class Service:
         await exchange.reply_json({"server_load": self._metrics.in_flight})
 
     async def metrics(self, exchange: Exchange) -> None:
-        encode, content_type = choose_encoder(exchange.headers.get("accept", ""))
-        await exchange.reply(200, encode(self._registry), [(b"content-type", content_type.encode())])
+        """Always the plain text format: the client library's OpenMetrics writes `vllm:x` as `vllm_x`."""
+        await exchange.reply(200, generate_latest(self._registry), [PLAIN_TEXT])

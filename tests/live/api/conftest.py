@@ -1,8 +1,7 @@
 """A small head in one process, and three ways to reach the API in front of it: no network, a real server, the official client."""
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
@@ -133,6 +132,11 @@ def head() -> SmallFrontend:
 
 
 @pytest.fixture
+def make_head() -> type[SmallFrontend]:
+    return SmallFrontend
+
+
+@pytest.fixture
 def config() -> Config:
     return Config()
 
@@ -231,5 +235,3 @@ def events(text: str) -> list[str]:
 @pytest.fixture
 def data() -> Callable[[str], list[str]]:
     return events
-
-

@@ -2,10 +2,7 @@
 
 from typing import Any
 
-import pytest
-
 from squall.core.metrics import Outcome
-from squall.errors import ConfigError
 from squall.live.replay import play
 from squall.workload.spec import OfferedRequest
 
@@ -22,6 +19,9 @@ async def test_every_request_is_sent_with_its_exact_length_and_gets_all_its_toke
     assert [row.num_prompt_tokens for row in record.requests] == [40 + i for i in range(30)]
     assert {row.num_output_tokens for row in record.requests} == {12}
     assert sum(record.gaps.count) == 30 * 11
-    assert (record.prompts, record.early_stops, record.num_crowded_chunks) == ("token ids to /v1/completions, exact lengths", 0, 0)
+    assert (record.prompts, record.early_stops, record.num_crowded_chunks) == (
+        "token ids to /v1/completions, exact lengths",
+        0,
+        0,
+    )
     assert seen[-1] == (30, 0, 0)
-    print(record.warnings, record.late_p99, record.late_max)

@@ -1,0 +1,86 @@
+"""A client that goes away frees what it held, whichever server carries the application and however the answer is sent."""
+
+import asyncio
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+
+async def connect(url: str, path: str, **body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send a request over a bare socket."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    data = msgspec.json.encode({"model": "small", "max_tokens": 400, "ignore_eos": True, **body})
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    writer.write(head.encode() + data)
+    await writer.drain()
+    return reader, writer
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_client_that_goes_away_in_the_middle_frees_its_requests(
+    url: str, head: Any, until: Any, stream: bool, n: int
+) -> None:
+    head.step_s = 0.01
+    _, writer = await connect(url, "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}], stream=stream, n=n)
+    await until(lambda: len(head.streams) == n and all(each.sequence.num_output_tokens > 2 for each in head.streams))
+    writer.close()
+    await until(lambda: not head.active)
+    assert all(each.cancelled for each in head.streams)
+    steps = [each.sequence.num_output_tokens for each in head.streams]
+    await asyncio.sleep(0.05)
+    assert [each.sequence.num_output_tokens for each in head.streams] == steps
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_goes_away_before_the_first_token_frees_its_request(
+    url: str, head: Any, until: Any, stream: bool
+) -> None:
+    head.gate = asyncio.Event()  # never set: no token ever comes
+    _, writer = await connect(url, "/v1/completions", prompt="hi", stream=stream)
+    await until(lambda: bool(head.active))
+    writer.close()
+    await until(lambda: not head.active)
+    assert head.streams[0].cancelled
+
+
+async def test_a_request_that_was_left_is_counted_as_cancelled_and_not_in_flight(
+    url: str, head: Any, until: Any, scrape: Any
+) -> None:
+    """The application behind `url` is another one than `scrape` reads, so it is read over the network."""
+    import httpx
+
+    head.step_s = 0.01
+    _, writer = await connect(url, "/v1/completions", prompt="hi", stream=True)
+    await until(lambda: bool(head.active))
+    async with httpx.AsyncClient(base_url=url) as client:
+        assert 'squall_requests_in_flight{model="small"} 1.0' in (await client.get("/metrics")).text
+        writer.close()
+        await until(lambda: not head.active)
+        text = (await client.get("/metrics")).text
+        assert 'squall_requests_in_flight{model="small"} 0.0' in text
+        assert 'squall_requests_total{code="499",model="small",outcome="cancelled"} 1.0' in text
+
+
+async def test_a_client_that_leaves_while_it_sends_does_no_harm(url: str, head: Any) -> None:
+    parts = urlsplit(url)
+    _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    reader, other = await connect(url, "/v1/completions", prompt="hi", max_tokens=1)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    other.close()
+
+
+async def test_a_connection_is_used_again_after_a_stream(url: str, head: Any) -> None:
+    reader, writer = await connect(url, "/v1/completions", prompt="hi", max_tokens=2, stream=True)
+    await reader.readuntil(b"[DONE]")
+    await reader.readuntil(b"0\r\n\r\n")
+    writer.write(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    writer.close()
