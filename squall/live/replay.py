@@ -193,10 +193,10 @@ class Player:
                 self._report()
             await self._drain()
         except asyncio.CancelledError:
-            self.record.not_sent = len(self._requests) - len(self.record.requests) - len(self._running)
             for task in self._running:
                 task.cancel()
             await self._drain()
+            self.record.not_sent = len(self._requests) - len(self.record.requests)
         return self._finished()
 
     async def _drain(self) -> None:

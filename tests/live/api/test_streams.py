@@ -80,10 +80,11 @@ async def test_usage_comes_once_in_a_last_chunk_without_choices(chat: Any, compl
 
 
 async def test_stream_options_need_a_stream(chat: Any) -> None:
-    for fields in ({"stream_options": {}}, {"stream": True, "stream_options": 7}):
+    bad: list[dict[str, Any]] = [{"stream_options": {}}, {"stream": True, "stream_options": 7}]
+    for fields in bad:
         assert (await chat(**fields)).json()["error"]["param"] == "stream_options"
-    bad = await chat(stream=True, stream_options={"include_usage": "yes"})
-    assert bad.json()["error"]["param"] == "stream_options.include_usage"
+    answer = await chat(stream=True, stream_options={"include_usage": "yes"})
+    assert answer.json()["error"]["param"] == "stream_options.include_usage"
 
 
 async def test_each_choice_of_a_stream_has_one_opening_and_one_finish_and_the_text_it_has_unstreamed(

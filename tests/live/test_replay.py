@@ -1,0 +1,477 @@
+"""The load generator against servers that do what real ones do: well, badly, late and not at all."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from squall.core.metrics import Outcome
+from squall.errors import ConfigError
+from squall.live.replay import ReplayRecord, play, replay
+from squall.live.replay_http import Connection, EventParser, parse_address
+from squall.workload.spec import OfferedRequest
+
+MS = 1_000_000
+Answer = AsyncIterator[bytes]
+
+
+class Scripted:
+    """A server of one endpoint, byte by byte. By default it takes token ids and answers as it should.
+
+    Attributes:
+        asked: every generation request but the small ones that ask what the server can.
+        num_connections: accepted so far.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.num_connections = 0
+        self.takes: Callable[[str, dict[str, Any]], tuple[int, dict[str, Any]]] = self.count
+        self.stream: Callable[[dict[str, Any]], Answer] = self.tokens
+        self.gap_s = 0.0
+
+    def count(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """The answer to a request that is not streamed."""
+        if path != "/v1/completions" or not isinstance(body["prompt"], list):
+            return 404, {"error": {"message": "no such path"}}
+        return 200, {"usage": {"prompt_tokens": len(body["prompt"]), "completion_tokens": 1}}
+
+    async def tokens(self, body: dict[str, Any]) -> Answer:
+        yield STREAM
+        for token in range(body["max_tokens"]):
+            if token:
+                await asyncio.sleep(self.gap_s)
+            yield event({"choices": [{"index": 0, "text": "x", "finish_reason": None}]})
+        yield usage(len(body["prompt"]), body["max_tokens"]) + event("[DONE]") + END
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                length = int(head.lower().split("content-length: ")[1].split("\r\n")[0])
+                body = json.loads(await reader.readexactly(length))
+                path = head.split(" ")[1]
+                if body.get("stream"):
+                    self.asked.append(body)
+                    async for piece in self.stream(body):
+                        writer.write(piece)
+                        await writer.drain()
+                else:
+                    status, answer = self.takes(path, body)
+                    writer.write(whole(status, answer))
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+END = b"0\r\n\r\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def event(value: Any) -> bytes:
+    return chunk(b"data: " + (value if isinstance(value, str) else json.dumps(value)).encode() + b"\n\n")
+
+
+def usage(prompt: int, output: int) -> bytes:
+    return event({"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": output}})
+
+
+def whole(status: int, answer: Any) -> bytes:
+    body = json.dumps(answer).encode()
+    return b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
+
+
+@asynccontextmanager
+async def listening(server: Scripted) -> AsyncIterator[str]:
+    listener = await asyncio.start_server(server, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    finally:
+        listener.close()
+
+
+async def run(server: Scripted, requests: list[OfferedRequest], **options: Any) -> ReplayRecord:
+    async with listening(server) as url:
+        return await play(url, "any", requests, **options)
+
+
+def notes(record: ReplayRecord) -> list[str]:
+    """The warnings, but for the one that says that this machine is busy."""
+    return [warning for warning in record.warnings if not warning.startswith("requests left late")]
+
+
+def offered(*at_ms: int, prompt: int = 30, output: int = 4) -> list[OfferedRequest]:
+    return [OfferedRequest(i, at * MS, prompt, output) for i, at in enumerate(at_ms)]
+
+
+# -- when and what
+
+
+async def test_requests_leave_when_they_are_due_whatever_became_of_the_others() -> None:
+    server = Scripted()
+    all_here = asyncio.Event()
+
+    async def stream(body: dict[str, Any]) -> Answer:
+        if len(server.asked) == 3:
+            all_here.set()
+        await all_here.wait()  # nobody is answered before all have come
+        async for piece in server.tokens(body):
+            yield piece
+
+    server.stream = stream
+    record = await run(server, offered(0, 20, 40))
+    assert [row.outcome for row in record.requests] == [Outcome.COMPLETED] * 3
+    assert [row.arrived_at for row in record.requests] == [0, 20 * MS, 40 * MS]
+    assert all(40 * MS <= row.first_token_at <= row.finished_at <= record.ended_at for row in record.requests)
+    assert (record.world, record.latency_source) == ("real", "measured by the client")
+
+
+async def test_prompts_are_token_ids_of_exact_length_that_share_what_the_workload_shares() -> None:
+    server = Scripted()
+    requests = [
+        OfferedRequest(0, 0, 40, 2, block_hashes=(7, 8)),
+        OfferedRequest(1, 0, 50, 2, block_hashes=(7, 9)),
+        OfferedRequest(2, 0, 33, 2),
+    ]
+    await run(server, requests)
+    by_length = {len(body["prompt"]): body["prompt"] for body in server.asked}
+    first, second, third = by_length[40], by_length[50], by_length[33]
+    assert first[:16] == second[:16]
+    assert first[16:32] != second[16:32]
+    assert first[:16] != third[:16]
+    assert all(32 <= token < 256 for token in (*first, *second, *third))
+
+
+async def test_each_request_asks_for_exactly_its_tokens_as_a_stream_with_usage() -> None:
+    server = Scripted()
+    await run(server, offered(0, output=9))
+    (body,) = server.asked
+    assert {key: body[key] for key in ("max_tokens", "min_tokens", "ignore_eos", "stream", "stream_options")} == {
+        "max_tokens": 9, "min_tokens": 9, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+
+
+async def test_gaps_are_those_between_chunks() -> None:
+    server = Scripted()
+    server.gap_s = 0.03
+    record = await run(server, offered(0, 5, output=5))
+    assert list(record.gaps.count) == [1] * 8
+    assert all(first >> 4 >= 29 * MS for first in record.gaps.first)
+    row = record.requests[0]
+    assert sum(record.gaps.first[:4]) >> 4 <= record.ended_at
+    assert row.finished_at - row.first_token_at >= 4 * 29 * MS
+
+
+async def test_a_dilated_schedule_is_stretched_and_its_measurements_shrunk() -> None:
+    server = Scripted()
+    server.gap_s = 0.08
+    record = await run(server, offered(0, 50, output=2), time_dilation=4.0, world="emulated")
+    assert record.world == "emulated"
+    assert record.requests[1].arrived_at == 50 * MS
+    assert all(row.finished_at - row.first_token_at >= 19 * MS for row in record.requests)
+    assert record.wall_s >= 4 * 0.05 + 0.08
+    assert record.ended_at * 4 <= record.wall_s * 1e9
+
+
+async def test_a_limit_on_requests_in_flight_is_kept_and_shows_as_lateness() -> None:
+    server = Scripted()
+    server.gap_s = 0.05
+    most = 0
+
+    def watch(done: int, in_flight: int, failed: int) -> None:
+        nonlocal most
+        most = max(most, len(server.asked) - done)
+
+    record = await run(server, offered(0, 0, 0, 0, output=2), max_in_flight=2, progress=watch)
+    assert most <= 2
+    assert record.late_max >= 40 * MS
+    assert "requests left late" in record.warnings[0]
+
+
+async def test_connections_are_used_again() -> None:
+    server = Scripted()
+    await run(server, offered(0, 60, 120, 180))
+    assert server.num_connections == 1
+
+
+# -- servers that take less, or do less
+
+
+async def test_a_server_that_takes_no_token_ids_gets_words_that_its_tokenize_counts_as_one_token() -> None:
+    server = Scripted()
+
+    def takes(path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        prompt = body.get("prompt")
+        if not isinstance(prompt, str):
+            return 400, {"error": {"message": "prompt must be a string"}}
+        if path == "/tokenize":  # words are one token, but "people" is two
+            return 200, {"count": prompt.count(" ") + prompt.count("people")}
+        return 200, {"usage": {"prompt_tokens": prompt.count(" ") + prompt.count("people") + 1}}  # and it adds one
+
+    async def stream(body: dict[str, Any]) -> Answer:
+        yield STREAM + event({"choices": [{"text": "x"}]}) * body["max_tokens"]
+        yield usage(body["prompt"].count(" ") + 1, body["max_tokens"]) + event("[DONE]") + END
+
+    server.takes, server.stream = takes, stream
+    record = await run(server, offered(0, 0, prompt=100))
+    assert all("people" not in body["prompt"] for body in server.asked)
+    assert server.asked[0]["prompt"] != server.asked[1]["prompt"]
+    assert [row.num_prompt_tokens for row in record.requests] == [100, 100]
+    assert (record.prompts, notes(record)) == ("words to /v1/completions, exact lengths", [])
+
+
+async def test_a_server_that_only_chats_gets_messages_and_its_own_counts_are_kept() -> None:
+    server = Scripted()
+
+    def takes(path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if path != "/v1/chat/completions":
+            return 404, {"detail": "Not Found"}
+        return 200, {"usage": {"prompt_tokens": body["messages"][0]["content"].count(" ") + 11}}
+
+    async def stream(body: dict[str, Any]) -> Answer:
+        yield STREAM + event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+        for _ in range(body["max_tokens"]):
+            yield event({"choices": [{"delta": {"content": "x"}}]})
+        yield event({"choices": [{"delta": {}, "finish_reason": "length"}]})
+        yield usage(body["messages"][0]["content"].count(" ") + 11, body["max_tokens"]) + event("[DONE]") + END
+
+    server.takes, server.stream = takes, stream
+    record = await run(server, offered(0, prompt=60, output=5))
+    (row,) = record.requests
+    assert (row.outcome, row.num_prompt_tokens, row.num_output_tokens) == (Outcome.COMPLETED, 60, 5)
+    assert (record.num_chunks, record.prompts) == (5, "words to /v1/chat/completions, exact lengths")
+
+
+async def test_a_server_that_ignores_ignore_eos_is_found_out() -> None:
+    server = Scripted()
+
+    async def stream(body: dict[str, Any]) -> Answer:
+        yield STREAM + event({"choices": [{"text": "x"}]}) * 2 + event({"choices": [{"text": "", "finish_reason": "stop"}]})
+        yield usage(30, 2) + event("[DONE]") + END
+
+    server.stream = stream
+    record = await run(server, offered(0, 0, output=10))
+    assert record.early_stops == 2
+    assert [row.num_output_tokens for row in record.requests] == [2, 2]
+    assert notes(record) == ["2 of 2 completed requests stopped early: the server ignores ignore_eos"]
+
+
+async def test_chunks_of_several_tokens_are_counted_and_said() -> None:
+    server = Scripted()
+
+    async def stream(body: dict[str, Any]) -> Answer:
+        yield STREAM + event({"choices": [{"text": "xy", "token_ids": [1, 2]}]}) * 2
+        yield usage(30, 4) + event("[DONE]") + END
+
+    server.stream = stream
+    record = await run(server, offered(0))
+    assert (record.num_chunks, record.num_crowded_chunks, record.requests[0].num_output_tokens) == (2, 2, 4)
+    assert "at least 2 of 2 chunks held several tokens" in notes(record)[0]
+
+
+async def test_a_server_without_usage_is_counted_by_chunks_and_the_report_says_so() -> None:
+    server = Scripted()
+
+    async def stream(body: dict[str, Any]) -> Answer:
+        yield STREAM + event({"choices": [{"text": "x"}]}) * 4 + event("[DONE]") + END
+
+    server.takes = lambda path, body: (200, {"choices": []})
+    server.stream = stream
+    record = await run(server, offered(0))
+    assert record.requests[0].num_output_tokens == 4
+    assert notes(record) == ["prompt lengths could not be verified: the server reports no usage that fits"]
+
+
+# -- what goes wrong
+
+
+async def failing(body: dict[str, Any]) -> Answer:
+    """The length of the prompt says how it fails."""
+    token = event({"choices": [{"text": "x"}]})
+    match len(body["prompt"]):
+        case 1:
+            yield whole(429, {"error": {"message": "full", "code": "rate_limit_exceeded"}})
+        case 2:
+            yield whole(400, {"error": {"message": "too long", "code": "context_length_exceeded"}})
+        case 3:
+            yield whole(500, {"error": {"message": "worker died"}})
+        case 4:
+            yield STREAM + token + event({"error": {"message": "died in the middle"}}) + event("[DONE]") + END
+        case 5:
+            yield STREAM + token + END
+        case 6:
+            yield STREAM + token
+            raise ConnectionError
+        case 7:
+            yield b"SSH-2.0-OpenSSH\r\n\r\n"
+        case 8:
+            yield STREAM + token
+            await asyncio.sleep(30)
+        case 9:
+            yield STREAM + chunk(b"data: [1]\n\n") + END
+        case 10:
+            yield STREAM + event("[DONE]") + END
+
+
+async def test_every_failure_is_written_down_with_its_reason_and_nothing_is_retried() -> None:
+    server = Scripted()
+    server.stream = failing
+    requests = [OfferedRequest(length, 0, length, 4) for length in range(1, 11)]
+    record = await run(server, requests, timeout_s=0.5)
+    assert [(row.outcome, row.error) for row in record.requests] == [
+        (Outcome.REJECTED, "429 full"),
+        (Outcome.REJECTED, "400 too long"),
+        (Outcome.FAILED, "500 worker died"),
+        (Outcome.FAILED, "200 died in the middle"),
+        (Outcome.FAILED, "the stream ended without [DONE]"),
+        (Outcome.FAILED, "the server closed the connection"),
+        (Outcome.FAILED, "the server does not speak HTTP/1.1: its answer begins with 'SSH-2.0-OpenSSH'"),
+        (Outcome.FAILED, "gave up after 0.5 s"),
+        (Outcome.FAILED, "200 a chunk is not what OpenAI's look like: Expected `object`, got `array`"),
+        (Outcome.FAILED, "the stream held no token"),
+    ]
+    assert len(server.asked) == 10
+    assert [row.num_output_tokens for row in record.requests][3:6] == [1, 1, 1]
+
+
+async def test_an_interruption_keeps_what_is_done() -> None:
+    server = Scripted()
+    server.gap_s = 0.05
+    done = asyncio.Event()
+
+    def watch(finished: int, in_flight: int, failed: int) -> None:
+        if finished:
+            done.set()
+
+    requests = [OfferedRequest(0, 0, 30, 1), OfferedRequest(1, 0, 30, 1000), OfferedRequest(2, 3_600_000 * MS, 30, 1)]
+    async with listening(server) as url:
+        task = asyncio.create_task(play(url, "any", requests, progress=watch))
+        await done.wait()
+        task.cancel()
+        record = await task
+    assert [row.outcome for row in record.requests] == [Outcome.COMPLETED, Outcome.CANCELLED]
+    assert notes(record) == ["interrupted: 1 of 3 requests were not sent"]
+
+
+def test_nobody_there_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^http://127.0.0.1:9: cannot connect to 127.0.0.1:9: .*; is the server running\?$"):
+        replay("http://127.0.0.1:9", "any", offered(0))
+
+
+async def test_a_model_that_is_not_served_is_one_line() -> None:
+    server = Scripted()
+    server.takes = lambda path, body: (404, {"error": {"message": "no model 'any'", "code": "model_not_found"}})
+    with pytest.raises(ConfigError, match="does not take a request for model 'any': /v1/completions answers 404: no model 'any'"):
+        await run(server, offered(0))
+
+
+async def test_a_tokenizer_that_is_none_is_one_line(tmp_path: Path) -> None:
+    server = Scripted()
+    server.takes = lambda path, body: (200, {}) if isinstance(body["prompt"], str) else (400, {})
+    path = tmp_path / "tokenizer.json"
+    path.write_text("{")
+    with pytest.raises(ConfigError, match=r"tokenizer\.json: not a readable tokenizer\.json"):
+        await run(server, offered(0), tokenizer=path)
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://x:port", "http://[", ""])
+def test_a_url_that_is_none_is_one_line(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"^url: "):
+        parse_address(url)
+
+
+def test_a_url_may_end_in_v1_and_have_a_path() -> None:
+    assert parse_address("http://h:8/v1/").prefix == ""
+    address = parse_address("https://h/team/v1")
+    assert (address.prefix, address.port, address.tls, address.host_header) == ("/team", 443, True, "h")
+    assert parse_address("http://h:8").host_header == "h:8"
+
+
+def test_the_core_install_is_enough() -> None:
+    heavy = ("torch", "starlette", "uvicorn", "grpc", "tokenizers", "prometheus_client", "jinja2")
+    code = f"import sys, squall.live.replay; print([name for name in {heavy!r} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+# -- bytes cut anywhere
+
+
+def cut(data: bytes, places: list[int]) -> list[bytes]:
+    edges = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+    return [data[a:b] for a, b in pairwise(edges)]
+
+
+@given(st.lists(st.integers(0, 10_000), max_size=12), st.sampled_from([b"\n", b"\r\n"]))
+def test_events_may_be_cut_anywhere(places: list[int], newline: bytes) -> None:
+    lines = [
+        b'data: {"a":"\xc3\xa9"}',
+        b"",
+        b": keep-alive",
+        b"",
+        b"event: x",
+        b"data: one",
+        b"data: two",
+        b"",
+        b"data:[DONE]",
+        b"",
+        b"",
+    ]
+    parser = EventParser()
+    found = [data for piece in cut(newline.join(lines), places) for data in parser.feed(piece)]
+    assert found == [b'{"a":"\xc3\xa9"}', b"one\ntwo", b"[DONE]"]
+
+
+class Wire(asyncio.Transport):
+    """Where a connection writes, in a test that feeds it by hand."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("answer", "body", "reusable"),
+    [
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\nA\r\n0123456789\r\n0\r\nTrailer: t\r\n\r\n",
+            b"abc0123456789",
+            True,
+        ),
+        (b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 503 X\r\ncontent-length: 4\r\n\r\nbusy", b"busy", True),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", b"", False),
+        (b"HTTP/1.0 200 OK\r\n\r\nuntil the end", b"until the end", False),
+    ],
+)
+@given(places=st.lists(st.integers(0, 10_000), max_size=12))
+def test_answers_may_be_cut_anywhere(answer: bytes, body: bytes, reusable: bool, places: list[int]) -> None:
+    async def receive() -> tuple[bytes, bool]:
+        connection = Connection()
+        connection.connection_made(Wire())
+        pieces: list[bytes] = []
+        answered = asyncio.create_task(connection.request(b"", b"", lambda piece, _: pieces.append(piece)))
+        await asyncio.sleep(0)
+        for piece in cut(answer, places):
+            connection.data_received(piece)
+        if not reusable and not answered.done():
+            connection.connection_lost(None)
+        await answered
+        return b"".join(pieces), connection.reusable
+
+    assert asyncio.run(receive()) == (body, reusable)
