@@ -145,8 +145,7 @@ class Session:
         if self._driver is not None:
             self._driver.stop()
         self._engine.cut(self._run)
-        known = tuple(sorted(self._known))
-        self._host.thread.call(lambda: self._engine.forget(known))
+        self._host.thread.call(self._engine.reset)
 
     def receive(self, message: pb.ToReplica) -> None:
         """Raises ValueError for what makes no sense here."""

@@ -129,6 +129,12 @@ class EmulatedEngine:
             if (sequence := self._sequences.pop(request, None)) is not None:
                 self._release(sequence)
 
+    def reset(self) -> None:
+        self.ledger = Ledger(self.num_blocks)
+        self._sequences.clear()
+        self._decoding.clear()
+        self._cut = None
+
     def cut(self, run: RunId) -> None:
         self._cut = run
 

@@ -119,6 +119,10 @@ class Engine(Protocol):
         """Free their KV and drop them. Unknown ids are ignored."""
         ...
 
+    def reset(self) -> None:
+        """Forget all requests and the prefix cache: a new machine begins, to which every block is free. Keeps the weights."""
+        ...
+
     def run(self, action: RunSteps, emit: Callable[[Sequence[TokenOut]], None]) -> RunEnded:
         """Run until the steps are done, a sequence stops or `cut` was called for this run; `emit` gets all tokens of a step."""
         ...

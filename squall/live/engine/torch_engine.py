@@ -69,8 +69,9 @@ class TorchEngine:
         self._threads = threads
         self._native = native
         self._states: dict[RequestId, SequenceState] = {}
-        self._blocks = BlockTables(num_blocks, block_size)
         self._cut: RunId | None = None
+        self._blocks: BlockTables
+        self._rows: DecodeRows
 
     # -- coming up
 
@@ -90,7 +91,7 @@ class TorchEngine:
             shape = (spec.num_layers, self.num_blocks, self.block_size, spec.num_kv_heads, spec.head_dim)
             self._cache = KvCache(*shape, dtype=dtype, device=device)
         self._device = device
-        self._rows = DecodeRows(self.block_size, -(-self.max_model_len // self.block_size))
+        self.reset()
 
     def warm(self) -> None:
         """See `Engine`. Writes to block 0, which nobody holds yet."""
@@ -113,6 +114,12 @@ class TorchEngine:
         self.preempt(requests)
         for request in requests:
             self._states.pop(request, None)
+
+    def reset(self) -> None:
+        self._states.clear()
+        self._blocks = BlockTables(self.num_blocks, self.block_size)
+        self._rows = DecodeRows(self.block_size, -(-self.max_model_len // self.block_size))
+        self._cut = None
 
     def cut(self, run: RunId) -> None:
         self._cut = run
