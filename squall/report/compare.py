@@ -45,7 +45,6 @@ METRICS: tuple[Metric, ...] = (
     ("cost", "USD", "cost_usd"),
     ("preemptions", "", "preemptions"),
     ("steps", "", "num_steps"),
-    ("wall clock", "s", "wall_s"),
 )
 
 ENDINGS = ("completed", "failed", "rejected", "cancelled", "unfinished")
@@ -63,10 +62,10 @@ class Line(Struct, frozen=True):
     def change(self, i: int) -> str:
         """How run `i` relates to the first: percent up to a factor of two, a factor beyond; empty where there is no ratio."""
         base, value = self.values[0], self.values[i]
-        if base is None or value is None or base == value == 0:
+        if base is None or value is None or base == 0:
             return ""
-        if base == 0 or value == 0:
-            return "-100 %" if base else "from 0"
+        if value == 0:
+            return "-100 %"
         ratio = value / base
         return f"{100 * (ratio - 1):+.1f} %" if 0.5 < ratio < 2 else f"x {ratio:.3g}"
 
@@ -132,8 +131,8 @@ def headline(summary: Summary) -> list[str]:
     """What a run came to, in a few lines of text."""
     ended = [f"{getattr(summary, name)} {name}" for name in ENDINGS if getattr(summary, name)]
     text = [
-        f"{summary.world}: {summary.requests} requests ({', '.join(ended) or 'none'}) in {summary.makespan_s:.1f} s; "
-        f"step times: {summary.latency_source or 'unknown'}",
+        f"{summary.world}: {summary.requests} requests ({', '.join(ended) or 'none'}) in {summary.makespan_s:.1f} s, "
+        f"which took {summary.wall_s:.3g} s; times: {summary.latency_source or 'unknown'}",
         f"  throughput  {written(summary.throughput_rps)} req/s, {written(summary.output_tokens_per_s)} output tok/s",
     ]
     for name, key in (("TTFT", "ttft_s"), ("TBT", "tbt_s"), ("E2E", "e2e_s")):

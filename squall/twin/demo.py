@@ -5,6 +5,7 @@ Knows the order of things. What it starts ends with it, however it ends.
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from squall.perf.profile import save
 from squall.report.compare import METRICS, table
 from squall.report.progress import progress
 from squall.report.run import place_for, write_run
-from squall.report.summary import Summary
+from squall.report.summary import Summary, summarise
 from squall.twin.drive import drive
 from squall.twin.profile import num_sharing, profile
 from squall.twin.rehearse import rehearse
@@ -39,50 +40,71 @@ SETTINGS = (
     "batching.max_num_seqs=16",
     "batching.max_num_batched_tokens=256",
     "workload.kind=synthetic",
-    "workload.duration_s=60",
-    'workload.arrivals={kind="bursts", rate_rps=0.5, burst_rps=2.5, burst_s=5, period_s=20}',
     'workload.prompt={kind="lognormal", median=80, sigma=0.6, low=16, high=512}',
     'workload.output={kind="lognormal", median=32, sigma=0.6, low=4, high=128}',
     "slo.ttft_s=2.0",
     "slo.tbt_s=0.25",
 )
-"""A minute that keeps two cores busy and does not drown them."""
+LOADS = (2.0, 1.5, 1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1)
+"""How bursty minutes differ: times the rate of `_bursts`."""
 
-PROFILE_S = 45.0
+BUSY = 0.9
+"""The share of requests that may be expected to meet the SLO: a busy machine, not a drowned one."""
+
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
 SHOWN = ("requests", "completed", "throughput", "output tokens", "TTFT", "TBT", "E2E", "SLO attainment")
 
 
-def demo(out: Path | None, port: int, say: Say) -> None:
-    """All of it, in a run directory that holds both runs. Takes a little over two minutes.
+def demo(out: Path | None, port: int, say: Say, *, profile_s: float = 45.0, load_s: float = 60.0) -> None:
+    """All of it, in a run directory that holds both runs. Takes some `profile_s + load_s` and half a minute.
 
     Raises:
-        SquallError: a part of it failed; the message says which and where it logged.
+        SquallError: a part of it failed; the message says which, and where it logged.
     """
     place = place_for("demo", None if out is None else str(out))
     say("1/5  the embedded model")
     pull("smollm2", lambda line: say(f"     {line}"))
-    config = configuration.load(None, [*SETTINGS, f"serve.port={port}"])
+    config = configuration.load(None, [*SETTINGS, f"serve.port={port}", *_bursts(1.0, load_s)])
     place.mkdir(parents=True)
 
     engines = num_sharing(config)
-    say(f"2/5  profiling {engines} engine(s) at once for {PROFILE_S:.0f} s: the workers will share this machine's memory, too")
-    with progress("     measuring", PROFILE_S) as show:
-        measured = profile(config, engines, PROFILE_S, show)
-    save(measured, place / "profile.json")
-    rehearsed = replace(config, latency=Latency(kind="profile", path=str((place / "profile.json").resolve())))
-    (place / "demo.toml").write_text(configuration.dumps(rehearsed), encoding="utf-8")
+    say(f"2/5  profiling {engines} engine(s) at once for {profile_s:.0f} s: the workers will share this machine's memory, too")
+    with progress("     measuring", profile_s) as show:
+        save(profile(config, engines, profile_s, show), place / "profile.json")
+    config = _as_busy_as_fits(place / "profile.json", port, load_s, say)
+    (place / "demo.toml").write_text(configuration.dumps(config), encoding="utf-8")
 
     say(f"3/5  serving it with {config.fleet.replicas} workers")
     with serving(place / "demo.toml", place / "serve") as served_at:
-        say(f"4/5  a bursty minute against {served_at[0]}:{served_at[1]}")
+        say(f"4/5  {load_s:.0f} bursty seconds against http://{served_at[0]}:{served_at[1]}")
         record = drive(replace(config, serve=replace(config.serve, port=served_at[1])))
     live = write_run(place / "live", record, config, None)
 
-    say("5/5  the same minute on a virtual clock")
-    simulated = write_run(place / "simulated", rehearse(rehearsed), rehearsed, None)
+    say("5/5  the same on a virtual clock")
+    simulated = write_run(place / "simulated", rehearse(config), config, None)
     _show([live, simulated], place, say)
+
+
+def _bursts(load: float, seconds: float) -> list[str]:
+    """A burst of five times the quiet rate ends every third of the time."""
+    period, quiet = seconds / 3, 0.5 * load
+    burst = f"rate_rps={quiet}, burst_rps={5 * quiet}, burst_s={period / 4}, period_s={period}"
+    return [f"workload.duration_s={seconds}", f'workload.arrivals={{kind="bursts", {burst}}}']
+
+
+def _as_busy_as_fits(measured: Path, port: int, seconds: float, say: Say) -> Config:
+    """The highest load that most requests should survive on this machine: the rehearsal tells."""
+    latency = ["latency.kind=profile", f"latency.path={json.dumps(str(measured))}", f"serve.port={port}"]
+    for load in LOADS:
+        config = configuration.load(None, [*SETTINGS, *latency, *_bursts(load, seconds)])
+        expected = summarise(rehearse(config), config.slo, None)
+        if (expected.slo_attainment or 0.0) >= BUSY:
+            break
+    say(
+        f"     so this machine should take {expected.requests} requests in {seconds:.0f} s, bursts of {2.5 * load:g} req/s among them"
+    )
+    return config
 
 
 @contextmanager
@@ -127,4 +149,4 @@ def _show(live_and_simulated: list[Summary], place: Path, say: Say) -> None:
     say(f"wrote {place}: live/ and simulated/ (run directories), profile.json, serve/ (event log), demo.toml")
     say(f"next: squall report {place / 'live'}")
     say(f"      squall simulate {place / 'demo.toml'} --set fleet.replicas=4      what would more workers bring?")
-    say(f"      squall serve {place / 'demo.toml'} --port 8000                    and ask it something yourself")
+    say(f"      squall serve {place / 'demo.toml'} --port 8000                    ask it something yourself")

@@ -108,11 +108,11 @@ def _received(pipes: list[Connection]) -> Iterator[Point]:
 
 def _measure(config: Config, budget_s: float, ready: Barrier, pipe: Connection) -> None:
     """In a process of its own: sweep until the time is over, and send every point, then None; or the error."""
-    from squall.live.worker import build_engine
+    from squall.live.engine.build import engine_maker
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     try:
-        engine = build_engine(config, served_model(config))()
+        engine = engine_maker(config, served_model(config))()
         engine.load()
         engine.warm()
     except SquallError as error:

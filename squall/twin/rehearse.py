@@ -27,10 +27,10 @@ def rehearse(config: Config) -> RunRecord:
     requests = offered(config)
     model, gpu = resolve_model(config.model.name), resolve_gpu(config.cluster.gpu)
     latency = latency_model(config.latency, model, gpu, config.replica)
+    # a policy of the user's own need not bound the batch; the memory account then takes the usual bounds
     batch = config.batching
-    blocks = num_blocks(
-        model, gpu, config.replica, max_num_batched_tokens=batch.max_num_batched_tokens, max_num_seqs=batch.max_num_seqs
-    )
+    tokens, seqs = getattr(batch, "max_num_batched_tokens", 2048), getattr(batch, "max_num_seqs", 256)
+    blocks = num_blocks(model, gpu, config.replica, max_num_batched_tokens=tokens, max_num_seqs=seqs)
     return simulate(config, requests, latency, blocks)
 
 

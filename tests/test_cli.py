@@ -1,0 +1,185 @@
+"""The commands as a user types them: what they print, what they leave behind, and how they fail."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+import pytest
+
+from squall import __version__
+from squall.cli import main
+from squall.report.compare import written
+from squall.report.run import read_run
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+class Said(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def squall(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Said]:
+    """Runs `squall ARGUMENTS` in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["squall", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return Said(code, out, err)
+
+    return run
+
+
+Squall = Callable[..., Said]
+
+
+def test_the_version_is_printed(squall: Squall) -> None:
+    assert squall("--version") == (0, f"squall {__version__}\n", "")
+
+
+def test_help_names_every_command(squall: Squall) -> None:
+    said = squall("--help")
+    assert said.code == 0
+    for command in ("simulate", "serve", "replay", "profile", "compare", "report", "model", "demo"):
+        assert f"\n  {command} " in said.out
+
+
+def test_a_wrong_key_is_one_line_and_exit_code_2(squall: Squall, tmp_path: Path) -> None:
+    (tmp_path / "wrong.toml").write_text("[fleet]\nreplica = 3\n")
+    assert squall("simulate", "wrong.toml") == (
+        2,
+        "",
+        "squall: error: wrong.toml: [fleet] has no key 'replica'; did you mean 'replicas'?\n",
+    )
+
+
+def test_a_missing_file_is_one_line_and_exit_code_2(squall: Squall) -> None:
+    assert squall("simulate", "nowhere.toml") == (2, "", "squall: error: nowhere.toml: no such configuration file\n")
+    assert squall("report", "nowhere") == (2, "", "squall: error: nowhere is no run directory: it has no summary.json\n")
+
+
+def test_one_run_cannot_be_compared(squall: Squall) -> None:
+    assert squall("compare", "a") == (2, "", "squall: error: compare needs two run directories or more; only a was given\n")
+
+
+def test_ctrl_c_is_exit_code_130(squall: Squall, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("squall.report.run.read_run", interrupted)
+    assert squall("report", "run") == (130, "", "")
+
+
+def test_a_missing_extra_is_one_line_with_the_command_that_installs_it() -> None:
+    code = "import sys; sys.modules['grpc'] = None; sys.argv = ['squall', 'serve']; from squall.cli import main; main()"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr == "squall: error: this command needs grpc, which is not installed: pip install 'squall[serve]'\n"
+
+
+# -- simulate, compare, report
+
+
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_example_can_be_simulated(squall: Squall, example: Path) -> None:
+    said = squall("simulate", example, "--out", "run")
+    assert (said.code, said.err) == (0, "")
+    assert "\nwrote run\nnext: squall report run\n      squall compare run OTHER_RUN\n" in said.out
+    summary = read_run(Path("run")).summary
+    assert summary.completed == summary.requests > 0
+    assert summary.slo_attainment is not None
+
+
+def test_a_simulation_prints_what_its_summary_says(squall: Squall) -> None:
+    said = squall("simulate", EXAMPLES / "azure-conv.toml", "--set", "workload.num_requests=8", "--out", "run")
+    summary = read_run(Path("run")).summary
+    assert summary.ttft_s is not None
+    assert summary.cost_usd is not None
+    assert summary.cost_usd > 0
+    assert said.out.startswith(f"simulated: 8 requests (8 completed) in {summary.makespan_s:.1f} s, which took ")
+    assert "; times: roofline (" in said.out
+    assert f"TTFT        p50 {written(summary.ttft_s.p50)} s" in said.out
+
+
+def test_a_run_can_be_repeated_from_its_directory(squall: Squall) -> None:
+    squall("simulate", EXAMPLES / "azure-conv.toml", "--set", "workload.num_requests=20", "--set", "run.seed=3", "--out", "one")
+    again = squall("simulate", "one/config.toml", "--out", "two")
+    assert again.code == 0
+    one, two = (pl.read_parquet(Path(name) / "requests.parquet") for name in ("one", "two"))
+    assert one.equals(two)
+
+
+def test_an_existing_run_directory_is_refused_before_any_work(squall: Squall, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    said = squall("simulate", EXAMPLES / "azure-conv.toml", "--out", "run")
+    assert said == (2, "", "squall: error: run exists already; choose another run directory (--out) or remove it\n")
+
+
+def test_without_a_workload_there_is_nothing_to_simulate(squall: Squall, tmp_path: Path) -> None:
+    (tmp_path / "empty.toml").write_text("")
+    said = squall("simulate", "empty.toml")
+    assert (said.code, said.out) == (2, "")
+    assert said.err == "squall: error: there is no [workload]: say what arrives, as examples/azure-conv.toml does\n"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_runs_are_compared_and_reported(squall: Squall) -> None:
+    for name, gpu in (("a100", "a100-80g"), ("h100", "h100-sxm")):
+        squall(
+            "simulate",
+            EXAMPLES / "azure-conv.toml",
+            "--set",
+            "workload.num_requests=40",
+            "--set",
+            f"cluster.gpu={gpu}",
+            "--out",
+            name,
+        )
+    compared = squall("compare", "a100", "h100")
+    assert compared.code == 0
+    (throughput,) = [line for line in compared.out.splitlines() if line.startswith("TTFT p50")]
+    assert throughput.endswith("%") or " x " in throughput
+    assert "different workloads" not in compared.out
+    reported = squall("report", "h100")
+    assert reported == (0, "wrote h100/report.html\nnext: squall compare h100 OTHER_RUN\n", "")
+    assert Path("h100/report.html").stat().st_size > 1_000_000
+
+
+def test_different_workloads_are_said_to_be_different(squall: Squall) -> None:
+    for name, seed in (("one", 1), ("two", 2)):
+        squall(
+            "simulate",
+            EXAMPLES / "azure-conv.toml",
+            "--set",
+            "workload.num_requests=40",
+            "--set",
+            f"run.seed={seed}",
+            "--out",
+            name,
+        )
+    assert "different workloads: one and two: " in squall("compare", "one", "two").out
+
+
+def test_a_simulation_imports_no_web_server_and_no_torch(tmp_path: Path) -> None:
+    code = """
+import sys
+from squall.cli import main
+try:
+    main()
+finally:
+    print(sorted({"torch", "grpc", "uvicorn", "starlette", "rich", "plotly", "httpx", "scipy"} & set(sys.modules)))
+"""
+    command = [sys.executable, "-c", code, "simulate", str(EXAMPLES / "azure-conv.toml"), "--out", str(tmp_path / "run")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines()[-1] == "[]"

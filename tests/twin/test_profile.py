@@ -1,0 +1,119 @@
+"""A profile of an engine whose prices are known tells these prices; what cannot be measured is said so."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from squall.config import load
+from squall.core.actions import Chunk, RunSteps
+from squall.errors import ModelError
+from squall.live.engine.emulated import EmulatedEngine
+from squall.live.engine.tokenizer import ByteTokenizer
+from squall.perf.catalogue import resolve_model
+from squall.perf.hardware import resolve_gpu
+from squall.perf.profile import Point, ProfileModel, fit
+from squall.perf.roofline import Roofline
+from squall.twin.profile import medians, num_sharing, profile
+from squall.twin.sweep import SWEEP, Stage, sweep
+
+LLAMA = resolve_model("llama-3-8b")
+PRICES = Roofline(LLAMA, resolve_gpu("a100-80g"))
+
+
+@pytest.fixture
+def virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sleeping takes exactly as long as it should, and no time at all."""
+    now = [0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += round(seconds * 1e9)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    for clock in ("monotonic_ns", "perf_counter_ns"):
+        monkeypatch.setattr(time, clock, lambda: now[0])
+
+
+def engine(num_blocks: int = 20_000, max_model_len: int = 8192) -> EmulatedEngine:
+    return EmulatedEngine(PRICES, num_blocks, 16, max_model_len, ByteTokenizer())
+
+
+def seconds(model: Roofline | ProfileModel, shape: RunSteps) -> float:
+    (price,) = model.run(shape, 1)
+    return price.first / 16e9
+
+
+@pytest.mark.usefixtures("virtual_time")
+def test_every_measured_step_has_the_shape_that_it_claims() -> None:
+    for point in sweep(engine()):
+        chunks = (Chunk(0, point.chunk_offset, point.chunk_tokens, 0, point.last),) if point.chunk_tokens else ()
+        claimed = RunSteps(1, 1, point.num_decodes, point.decode_context, chunks)
+        assert point.seconds == pytest.approx(seconds(PRICES, claimed), rel=1e-6)
+
+
+@pytest.mark.usefixtures("virtual_time")
+def test_a_profile_prices_steps_as_the_engine_that_was_measured() -> None:
+    measured = fit(list(sweep(engine())), model=LLAMA.name, num_params=LLAMA.num_params, machine="emulated", dtype="bf16")
+    fitted = ProfileModel(measured)
+    for shape in (
+        RunSteps(1, 1, 1, 100),
+        RunSteps(1, 1, 12, 3000),
+        RunSteps(1, 1, 100, 30_000),
+        RunSteps(1, 1, 0, 0, (Chunk(0, 0, 300, 0, True),)),
+        RunSteps(1, 1, 10, 2000, (Chunk(0, 512, 512, 0, False),)),
+    ):
+        assert seconds(fitted, shape) == pytest.approx(seconds(PRICES, shape), rel=0.1)
+
+
+@pytest.mark.usefixtures("virtual_time")
+def test_a_sweep_leaves_nothing_in_the_engine_even_when_it_is_cut_short() -> None:
+    measured = engine()
+    points = sweep(measured)
+    for _ in range(10):
+        next(points)
+    assert measured.ledger.num_held > 0
+    points.close()  # type: ignore[attr-defined]
+    assert measured.ledger.num_held == 0
+    assert len(list(sweep(measured))) == sum(stage.num_points() for stage in SWEEP)
+    assert measured.ledger.num_held == 0
+
+
+@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.parametrize(("num_blocks", "max_model_len"), [(60, 8192), (20_000, 300), (60, 90)])
+def test_shapes_that_do_not_fit_are_left_out(num_blocks: int, max_model_len: int) -> None:
+    small = engine(num_blocks, max_model_len)
+    points = list(sweep(small))
+    assert points
+    assert len(points) == sum(stage.num_points() for stage in SWEEP if stage.fits(small))
+    assert max(point.chunk_offset + point.chunk_tokens for point in points) < max_model_len
+
+
+def test_a_stage_measures_each_piece_of_each_prompt_and_each_batch() -> None:
+    assert Stage(prompt=100, chunk=32, batches=(1, 4)).num_points() == 4 * 4 + 2
+    assert Stage(prompt=64, chunk=64).num_points() == 1
+
+
+def test_measurements_of_one_shape_become_their_median() -> None:
+    points = [Point(1, 70, 0, 0, False, second) for second in (0.3, 0.1, 9.0)] + [Point(2, 70, 0, 0, False, 0.5)]
+    assert medians(points) == [Point(1, 70, 0, 0, False, 0.3), Point(2, 70, 0, 0, False, 0.5)]
+
+
+def test_as_many_engines_share_a_cpu_as_there_are_replicas_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    assert [num_sharing(load(None, [f"fleet.replicas={n}"])) for n in (1, 3, 9)] == [1, 3, 4]
+    assert num_sharing(load(None, ["fleet.replicas=3", "serve.device=cuda"])) == 1
+
+
+def test_engines_in_processes_of_their_own_are_measured_at_once() -> None:
+    config = load(None, ["model.name=llama-3-8b", "cluster.gpu=h100-sxm", "serve.engine=emulated"])
+    told: list[str] = []
+    measured = profile(config, 2, 0.3, lambda done, note: told.append(note))
+    assert measured.machine.endswith("2 engines at once")
+    assert measured.num_params == LLAMA.num_params
+    assert int(told[-1].split()[0]) >= len(measured.points)
+
+
+def test_an_error_in_an_engine_is_the_commands_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError):
+        profile(load(None, [f"model.name={tmp_path}"]), 1, 0.3, lambda done, note: None)
