@@ -23,6 +23,7 @@ from msgspec import Struct
 from squall.core.metrics import UNSET, Gaps, Outcome, RequestRow, RunRecord
 from squall.core.types import MILLISECOND, Nanos
 from squall.errors import ConfigError
+from squall.live.loop import run
 from squall.live.replay_http import Client, EventParser, HttpFailed, parse_address
 from squall.live.replay_prompts import Prompts, error_of, find_prompts
 from squall.workload.spec import OfferedRequest
@@ -382,4 +383,4 @@ def replay(url: str, model: str, requests: Sequence[OfferedRequest], **options: 
     Raises:
         ConfigError: the URL is none, nobody answers there, or the server does not take a request for `model`.
     """
-    return asyncio.run(play(url, model, requests, **options))
+    return run(play(url, model, requests, **options))

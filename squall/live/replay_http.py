@@ -11,6 +11,7 @@ import ssl
 import time
 from collections.abc import Callable
 from socket import SOCK_STREAM
+from typing import cast
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -87,8 +88,7 @@ class Connection(asyncio.Protocol):
         self._chunked = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
 
     async def request(self, head: bytes, body: bytes, sink: Sink) -> Response:
         """Send a request and hand on the answer's body as it comes; returns when all of it has.
