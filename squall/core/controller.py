@@ -153,12 +153,11 @@ class Controller:
             case LoadFailed():
                 self._failed(member, now)
                 return self._stop(member)
-            case ReplicaLost():
-                self._failed(member, now)
-                return self._gone(member)
-            case ReplicaStopped():
-                if not member.stopping:  # nobody asked it to
+            case ReplicaLost() | ReplicaStopped():
+                if not member.stopping:
                     self._failed(member, now)
+                if isinstance(event, ReplicaStopped):
+                    member.stopping = False
                 return self._gone(member)
         return []
 
@@ -183,8 +182,7 @@ class Controller:
         self._retrying.add(member.replica)
 
     def _gone(self, member: Member) -> list[AnyAction]:
-        """Its process has ended."""
-        member.stopping = False
+        """Its process has ended, asked to or not."""
         member.layers_ready = 0
         if not member.announced:
             return []

@@ -79,7 +79,7 @@ class ReplicaDown(Event, frozen=True, gc=False):
 
 
 class DrainWanted(Event, frozen=True, gc=False):
-    """The whole service is shutting down: finish what is here, take nothing new. To the router."""
+    """The whole service is shutting down: finish what is here, take nothing new. To the controller, which tells the router."""
 
 
 # -- to the controller (the life of a replica; see core/lifecycle.py)
@@ -120,7 +120,7 @@ class Warmed(Event, frozen=True, gc=False):
 
 
 class Emptied(Event, frozen=True, gc=False):
-    """The last request left a draining replica."""
+    """The last request left a draining replica, says the router."""
 
     replica: ReplicaId
 

@@ -59,7 +59,7 @@ class Phase(StrEnum):
 Happening = type[AnyEvent] | type[Launched] | type[Withdrawn] | type[Revived]
 
 _GONE: Mapping[Happening, Phase] = {ReplicaLost: Phase.FAILED, ReplicaStopped: Phase.OFF}
-"""Open in every phase with a process: it can die, and it can be stopped. It keeps its phase until it has stopped."""
+"""Whatever has a process can lose it, and can be stopped; it keeps its phase until it has stopped."""
 
 # `Emptied` changes nothing where the router's word crossed with the controller's (a revival) or the world's (a loss)
 REPLICA: Mapping[Phase, Mapping[Happening, Phase]] = {
@@ -70,7 +70,7 @@ REPLICA: Mapping[Phase, Mapping[Happening, Phase]] = {
     Phase.READY: {Withdrawn: Phase.DRAINING, Emptied: Phase.READY, **_GONE},
     Phase.DRAINING: {Emptied: Phase.IDLE, Revived: Phase.READY, **_GONE},
     Phase.IDLE: {Revived: Phase.READY, **_GONE},
-    Phase.FAILED: {Launched: Phase.STARTING, Withdrawn: Phase.OFF, Emptied: Phase.FAILED, ReplicaStopped: Phase.OFF},
+    Phase.FAILED: {Launched: Phase.STARTING, Withdrawn: Phase.OFF, Emptied: Phase.FAILED, **_GONE},
 }
 
 # -- a transfer of weights

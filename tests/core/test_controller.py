@@ -113,6 +113,15 @@ def test_weights_that_cannot_be_loaded_end_the_process_before_the_next_try() -> 
     assert c.handle(ReplicaStopped(0), 2 * SECOND) == [StartReplica(0)]
 
 
+def test_a_process_that_dies_while_it_is_stopped_is_started_again_only_when_it_has_stopped() -> None:
+    c = controller()
+    c.handle(ReplicaStarted(0), 0)
+    c.handle(LoadFailed(0, "no such file"), 0)
+    assert c.handle(ReplicaLost(0, "killed"), 0) == []
+    assert c.handle(Woke(), SECOND) == []
+    assert c.handle(ReplicaStopped(0), SECOND + 1) == [StartReplica(0)]
+
+
 def test_a_process_that_ends_unasked_is_a_loss() -> None:
     c = controller()
     bring_up(c)
@@ -278,6 +287,8 @@ class World:
             case StopReplica():
                 self.processes.remove(replica)
                 self.draining.discard(replica)
+                if not well:
+                    self.tell(ReplicaLost(replica, "bad luck"))
                 self.tell(ReplicaStopped(replica))
             case LoadWeights() if not well:
                 self.tell(LoadFailed(replica, "bad luck"))
