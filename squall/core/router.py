@@ -348,37 +348,38 @@ class Router:
 class FinishRate:
     """How fast requests finish, over the last 10 to 20 seconds."""
 
-    __slots__ = ("_before", "_began", "_current", "_window")
+    __slots__ = ("_before", "_began", "_current", "_until")
 
     def __init__(self) -> None:
-        self._began: Nanos | None = None
-        self._window = 0
+        self._began: Nanos = 0
+        self._until: Nanos = 0  # the end of the current window
         self._current = 0
         self._before = 0
 
     def add(self, num_finished: int, now: Nanos) -> None:
-        self._roll(now)
+        if now >= self._until:
+            self._roll(now)
         self._current += num_finished
 
     def wait_s(self, num_requests: int, now: Nanos) -> float:
         """After how long so many more will have finished: whole seconds, from 1 to 60."""
-        self._roll(now)
+        if now >= self._until:
+            self._roll(now)
         num_finished = self._before + self._current
         if not num_finished:
             return UNKNOWN_WAIT_S
-        assert self._began is not None
         elapsed = min(RATE_WINDOW + now % RATE_WINDOW, now - self._began)
         seconds = -(-num_requests * elapsed // (num_finished * SECOND))
         return min(max(float(seconds), MIN_WAIT_S), MAX_WAIT_S)
 
     def _roll(self, now: Nanos) -> None:
-        if self._began is None:
+        """A new window begins; the one before it counts where it has just ended."""
+        begins = now - now % RATE_WINDOW
+        if not self._until:
             self._began = now
-        window = now // RATE_WINDOW
-        if window != self._window:
-            self._before = self._current if window == self._window + 1 else 0
-            self._current = 0
-            self._window = window
+        self._before = self._current if begins == self._until else 0
+        self._current = 0
+        self._until = begins + RATE_WINDOW
 
 
 def _reply(request: Request, rejection: Rejection, message: str, retry_after_s: float) -> Reply:
