@@ -9,7 +9,7 @@ from squall.core.types import FOREVER
 from squall.core.views import BatchingView, Plan
 
 
-class Vllm(Struct, frozen=True, tag_field="kind", tag="vllm"):
+class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="vllm"):
     """vLLM V1: decodes first, then the partial prefill, then the queue's head, all within one token budget.
 
     The queue is served in order: a head that does not fit keeps all others waiting. After a preemption nobody is admitted
