@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -366,6 +367,23 @@ async def test_an_interruption_keeps_what_is_done() -> None:
         record = await task
     assert [row.outcome for row in record.requests] == [Outcome.COMPLETED, Outcome.CANCELLED]
     assert notes(record) == ["interrupted: 1 of 3 requests were not sent"]
+
+
+async def test_ctrl_c_keeps_what_is_done() -> None:
+    server = Scripted()
+    code = (
+        "import sys; from squall.live.replay import replay; from squall.workload.spec import OfferedRequest as R\n"
+        "record = replay(sys.argv[1], 'any', [R(0, 0, 30, 1), R(1, 10**15, 30, 1)], progress=lambda *n: print(*n, flush=True))\n"
+        "print([row.outcome.value for row in record.requests], record.not_sent)"
+    )
+    async with listening(server) as url:
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", code, url, stdout=asyncio.subprocess.PIPE)
+        assert child.stdout is not None
+        while (await child.stdout.readline()) != b"1 0 0\n":
+            pass
+        child.send_signal(signal.SIGINT)
+        assert (await child.stdout.read()).decode() == "['completed'] 1\n"
+        assert await child.wait() == 0
 
 
 def test_nobody_there_is_one_line() -> None:

@@ -123,8 +123,13 @@ class Exchange:
         self.status = 200
         await self._send({"type": "http.response.start", "status": 200, "headers": list(EVENTS)})
 
-    async def write(self, events: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+    async def write(self, events: bytes, *, more: bool = True) -> None:
+        """A piece of the stream; the last one where there is no `more`.
 
-    async def close_events(self, events: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": events, "more_body": False})
+        Raises:
+            ClientGone: the server says so (some keep silent, and only `while_connected` notices).
+        """
+        try:
+            await self._send({"type": "http.response.body", "body": events, "more_body": more})
+        except OSError:
+            raise ClientGone from None

@@ -200,7 +200,7 @@ class EventStream:
         events = b""
         if self._order.include_usage:
             events = self._before + b'],"usage":' + msgspec.json.encode(usage.to_json()) + b"}\n\n"
-        await self._exchange.close_events(events + DONE)
+        await self._exchange.write(events + DONE, more=False)
 
 
 async def answer_stream(order: Order, shape: Shape, frontend: Frontend, exchange: Exchange, measured: Measured) -> None:
@@ -217,4 +217,4 @@ async def answer_stream(order: Order, shape: Shape, frontend: Frontend, exchange
 
 async def break_off(exchange: Exchange, error: Exception) -> None:
     """End a stream that has begun with the error as an event: never in silence, never as if it had succeeded."""
-    await exchange.close_events(b"data: " + translate(error).body() + b"\n\n" + DONE)
+    await exchange.write(b"data: " + translate(error).body() + b"\n\n" + DONE, more=False)

@@ -9,6 +9,7 @@ import httpx
 import numpy as np
 import pytest
 import uvicorn
+from starlette.types import ASGIApp
 
 from squall.config import Config
 from squall.core.types import Nanos
@@ -142,9 +143,14 @@ def config() -> Config:
 
 
 @pytest.fixture
-async def client(head: SmallFrontend, config: Config) -> AsyncIterator[httpx.AsyncClient]:
+def app(head: SmallFrontend, config: Config) -> ASGIApp:
+    return create_app(head, config, max_body_bytes=1 << 20)
+
+
+@pytest.fixture
+async def client(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
     """The API without a network."""
-    transport = httpx.ASGITransport(create_app(head, config, max_body_bytes=1 << 20))
+    transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://squall") as client:
         yield client
 

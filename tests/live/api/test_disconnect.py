@@ -4,8 +4,12 @@ import asyncio
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import msgspec
 import pytest
+
+from squall.config import Config
+from squall.live.api.app import create_app
 
 
 async def connect(url: str, path: str, **body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -47,12 +51,7 @@ async def test_a_client_that_goes_away_before_the_first_token_frees_its_request(
     assert head.streams[0].cancelled
 
 
-async def test_a_request_that_was_left_is_counted_as_cancelled_and_not_in_flight(
-    url: str, head: Any, until: Any, scrape: Any
-) -> None:
-    """The application behind `url` is another one than `scrape` reads, so it is read over the network."""
-    import httpx
-
+async def test_a_request_that_was_left_is_counted_as_cancelled_and_not_in_flight(url: str, head: Any, until: Any) -> None:
     head.step_s = 0.01
     _, writer = await connect(url, "/v1/completions", prompt="hi", stream=True)
     await until(lambda: bool(head.active))
@@ -63,6 +62,29 @@ async def test_a_request_that_was_left_is_counted_as_cancelled_and_not_in_flight
         text = (await client.get("/metrics")).text
         assert 'squall_requests_in_flight{model="small"} 0.0' in text
         assert 'squall_requests_total{code="499",model="small",outcome="cancelled"} 1.0' in text
+
+
+async def test_a_server_that_raises_on_writing_to_nobody_is_understood(head: Any) -> None:
+    """ASGI allows `send` to raise OSError once the client is gone; uvicorn does not, other servers do."""
+    body = msgspec.json.encode({"model": "small", "prompt": "hi", "stream": True, "max_tokens": 400})
+    messages = iter([{"type": "http.request", "body": body}])
+    sent = []
+
+    async def receive() -> Any:
+        message = next(messages, None)
+        if message is None:
+            await asyncio.Event().wait()
+        return message
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if len(sent) > 3:
+            raise OSError("broken pipe")
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": [], "query_string": b"", "root_path": ""}
+    await create_app(head, Config())(scope, receive, send)
+    assert len(sent) == 4
+    assert head.streams[0].cancelled
 
 
 async def test_a_client_that_leaves_while_it_sends_does_no_harm(url: str, head: Any) -> None:

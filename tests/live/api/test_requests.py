@@ -8,8 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from squall.config import Config
-from squall.live.api.app import create_app
 from squall.live.api.fields import shown
 
 
@@ -202,14 +200,13 @@ messages = st.lists(
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=bodies, messages=st.none() | messages, valid=st.booleans())
-async def test_no_field_makes_a_500(path: str, make_head: Any, body: dict[str, Any], messages: Any, valid: bool) -> None:
+async def test_no_field_makes_a_500(path: str, app: Any, body: dict[str, Any], messages: Any, valid: bool) -> None:
     base: dict[str, Any] = {"model": "small", "prompt": "hi", "max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}
     body = {**(base if valid else {}), **body, **({"messages": messages} if messages is not None else {})}
     body.setdefault("max_tokens", 2)
-    transport = httpx.ASGITransport(create_app(make_head(), Config()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://squall") as client:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://squall") as client:
         answer = await client.post(path, content=msgspec.json.encode(body), headers={"Content-Type": "application/json"})
     assert answer.status_code < 500, (body, answer.text)
     if answer.status_code != 200:
@@ -219,10 +216,9 @@ async def test_no_field_makes_a_500(path: str, make_head: Any, body: dict[str, A
         assert len(error["message"]) < 2000
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=st.binary(max_size=200))
-async def test_no_bytes_make_a_500(make_head: Any, body: bytes) -> None:
-    transport = httpx.ASGITransport(create_app(make_head(), Config()))
-    async with httpx.AsyncClient(transport=transport, base_url="http://squall") as client:
+async def test_no_bytes_make_a_500(app: Any, body: bytes) -> None:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://squall") as client:
         answer = await client.post("/v1/chat/completions", content=body)
     assert answer.status_code == 400
