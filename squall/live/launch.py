@@ -137,6 +137,7 @@ class LocalLauncher:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
+                env={"GRPC_VERBOSITY": "ERROR", **os.environ},
                 start_new_session=True,  # a Ctrl-C in the terminal is for the head, which drains
             )
         return _Worker(process, log)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -98,6 +99,7 @@ def _launcher(config: Config, directory: Path, logs: Path) -> LocalLauncher:
 async def _serve(
     config: Config, model: ServedModel, launcher: LocalLauncher, listener: socket.socket, logs: Path, say: Say, began: float
 ) -> None:
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a connection that ends is no news to a person
     import uvicorn  # only now: the workers are starting meanwhile
 
     from squall.live.api.app import create_app

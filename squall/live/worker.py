@@ -30,12 +30,12 @@ from squall import config as configuration
 from squall.config import Config
 from squall.core.types import ReplicaId
 from squall.errors import ConfigError, SquallError
-from squall.eventlog import EventLog
-from squall.live.engine.interface import Engine
+from squall.eventlog import open_log
+from squall.live.engine.build import engine_maker
 from squall.live.loop import run
 from squall.live.rpc.generated import squall_pb2 as pb
 from squall.live.rpc.service import OPTIONS, SERVICE, handler
-from squall.live.served import ServedModel, served_model
+from squall.live.served import served_model
 from squall.live.session import Host, Session
 
 GRACE_S = 60.0
@@ -108,10 +108,10 @@ class Worker:
         writer = asyncio.create_task(_write(outbox, context))
         try:
             done, _ = await asyncio.wait([*parts, writer], return_when=asyncio.FIRST_COMPLETED)
+            outbox.put_nowait(None)
+            await asyncio.wait([writer], timeout=FLUSH_S)  # first: a call has one write or one end at a time
             if wrong := next((error for task in done if isinstance(error := task.exception(), ValueError)), None):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(wrong))
-            outbox.put_nowait(None)
-            await asyncio.wait([writer], timeout=FLUSH_S)
         finally:
             session.close()
             for task in (*parts, writer):
@@ -178,37 +178,15 @@ async def _write(outbox: asyncio.Queue[pb.FromReplica | None], context: Context)
 # -- the process
 
 
-def build_engine(config: Config, model: ServedModel) -> Callable[[], Engine]:
-    """How to make one more engine for `config`; what engines of one process can share is made once. Raises SquallError."""
-    if config.serve.engine == "emulated":
-        from squall.live.engine.emulated import EmulatedEngine
-        from squall.perf.build import latency_model, num_blocks
-        from squall.perf.hardware import resolve_gpu
-
-        gpu = resolve_gpu(config.cluster.gpu)
-        latency = latency_model(config.latency, model.spec, gpu, config.replica)
-        blocks = num_blocks(
-            model.spec,
-            gpu,
-            config.replica,
-            max_num_batched_tokens=getattr(config.batching, "max_num_batched_tokens", 2048),
-            max_num_seqs=getattr(config.batching, "max_num_seqs", 256),
-        )
-        tokenizer = model.tokenizer()
-        size, longest, dilation = config.replica.block_size, model.max_model_len, config.serve.time_dilation
-        return lambda: EmulatedEngine(latency, blocks, size, longest, tokenizer, dilation)
-    raise ConfigError(f"serve.engine is {config.serve.engine!r}")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parse(arguments)
     try:
         config = configuration.load(given.config)
         if given.device is not None:
             config = msgspec.structs.replace(config, serve=msgspec.structs.replace(config.serve, device=given.device))
-        engine = build_engine(config, served_model(config))
+        engine = engine_maker(config, served_model(config))
         name = f"events-{given.replicas[0]}-{os.getpid()}.jsonl.zst"
-        log = EventLog(given.logs / name) if config.serve.event_log else None
+        log = open_log(given.logs / name) if config.serve.event_log else None
         hosts = [Host(replica, engine(), config.batching, log) for replica in given.replicas]
         with log or contextlib.nullcontext():
             return run(_main(given, hosts, config))

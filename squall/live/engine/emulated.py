@@ -18,7 +18,7 @@ from squall.live.engine.tokenizer import Tokenizer
 from squall.perf.latency import UNITS_PER_NANO, LatencyModel
 
 CATCH_UP: Nanos = 5 * MILLISECOND
-"""Between two runs of a busy replica our own work passes, which the prediction already holds: so much of it is not slept again."""
+"""Between two runs of a busy replica our own work passes, which the prediction already holds: so much of it is not slept."""
 
 ATTEMPTS = 64
 """How often another token is drawn until one is printable."""

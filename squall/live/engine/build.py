@@ -1,0 +1,74 @@
+"""From the configuration to engines: the one place that knows which there are. Imports torch only for an engine that needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from squall.config import Config
+from squall.errors import ConfigError, ModelError
+from squall.live.engine.interface import Engine
+from squall.live.served import ServedModel
+from squall.perf.build import latency_model, num_blocks
+from squall.perf.hardware import Gpu, resolve_gpu
+
+
+def engine_maker(config: Config, model: ServedModel) -> Callable[[], Engine]:
+    """Makes one engine a call; what the engines of a process can share is made once, here.
+
+    Raises:
+        ConfigError: the model does not fit, or the configuration asks for what there is not.
+        ModelError: the tokenizer or a profile cannot be read.
+    """
+    if config.serve.engine == "torch" and config.replica.tp != 1:
+        raise ConfigError(f"replica.tp is {config.replica.tp}; the built-in engine runs a replica on one device: use 1")
+    gpu = _accelerator(config)
+    return (_emulated if config.serve.engine == "emulated" else _torch)(config, model, gpu)
+
+
+def _emulated(config: Config, model: ServedModel, gpu: Gpu) -> Callable[[], Engine]:
+    from squall.live.engine.emulated import EmulatedEngine
+
+    latency = latency_model(config.latency, model.spec, gpu, config.replica)
+    blocks, tokenizer = _num_blocks(config, model, gpu), model.tokenizer()
+    size, longest, dilation = config.replica.block_size, model.max_model_len, config.serve.time_dilation
+    return lambda: EmulatedEngine(latency, blocks, size, longest, tokenizer, dilation)
+
+
+def _torch(config: Config, model: ServedModel, gpu: Gpu) -> Callable[[], Engine]:
+    from squall.live.engine.torch_engine import TorchEngine
+
+    folder = model.folder
+    if folder is None:
+        raise ModelError(f"model {config.model.name!r} has no checkpoint here; the built-in engine needs one")
+    blocks, tokenizer = _num_blocks(config, model, gpu), model.tokenizer()
+    return lambda: TorchEngine(
+        folder,
+        tokenizer,
+        num_blocks=blocks,
+        block_size=config.replica.block_size,
+        max_model_len=model.max_model_len,
+        device=config.serve.device,
+        dtype=config.replica.dtype,
+        threads=config.serve.compute_threads,
+    )
+
+
+def _num_blocks(config: Config, model: ServedModel, gpu: Gpu) -> int:
+    """A user's own batching policy need not bound the batch; the account is then made for the usual bounds."""
+    batching = config.batching
+    tokens, seqs = getattr(batching, "max_num_batched_tokens", 2048), getattr(batching, "max_num_seqs", 256)
+    return num_blocks(model.spec, gpu, config.replica, max_num_batched_tokens=tokens, max_num_seqs=seqs)
+
+
+def _accelerator(config: Config) -> Gpu:
+    """What the KV pool must fit into. A real GPU that the catalogue does not name is asked for its memory."""
+    device = config.serve.device
+    if config.serve.engine == "emulated" or not device.startswith("cuda") or config.cluster.gpu.lower() != "cpu":
+        return resolve_gpu(config.cluster.gpu)
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError(f"serve.device is {device!r}, but this PyTorch sees no GPU; use 'cpu', or install a CUDA build")
+    _, memory = torch.cuda.mem_get_info(device)
+    peaks = dict.fromkeys(("flops", "bandwidth", "link_bandwidth", "pcie_bandwidth", "usd_per_hour"), 0.0)
+    return Gpu(device, "gpu", fp8_flops=None, memory_bytes=memory, link="", price="", source="the driver", **peaks)

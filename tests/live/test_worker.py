@@ -1,0 +1,306 @@
+"""A worker, as its head sees it."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from squall.core.actions import LoadWeights, RunSteps, StopReplica, WarmReplica
+from squall.core.events import (
+    AnyEvent,
+    Cancelled,
+    LoadFailed,
+    Progressed,
+    ReplicaLost,
+    ReplicaStarted,
+    ReplicaStopped,
+    Submitted,
+    Warmed,
+    WeightsLoaded,
+)
+from squall.core.types import MILLISECOND, MachineId, Request
+from squall.errors import ModelError
+from squall.live.engine.emulated import EmulatedEngine
+from squall.live.engine.interface import Job, RunEnded, Sampling, TokenOut
+from squall.live.rpc.client import ReplicaClient
+from squall.live.rpc.convert import ReplicaLoad
+from squall.live.rpc.generated import squall_pb2 as pb
+from squall.live.rpc.service import SERVICE, session_of
+from squall.live.session import Host
+from squall.live.worker import _replicas
+
+
+class Ear:
+    """Remembers what a replica says."""
+
+    def __init__(self) -> None:
+        self.events: list[AnyEvent] = []
+        self.out: dict[int, list[int]] = {}
+        self.loads: list[ReplicaLoad] = []
+        self.order: list[str] = []
+        self.changed = asyncio.Event()
+        self.began: list[int] = []
+
+    def heard(self, client: ReplicaClient, to: MachineId, event: AnyEvent) -> None:
+        self.events.append(event)
+        self.order.append(type(event).__name__)
+        self.changed.set()
+
+    def tokens(self, client: ReplicaClient, tokens: Sequence[TokenOut]) -> None:
+        for out in tokens:
+            self.out.setdefault(out.request, []).append(out.token)
+            self.order.append("finish" if out.finish else "token")
+        self.changed.set()
+
+    def load(self, client: ReplicaClient, load: ReplicaLoad) -> None:
+        self.loads.append(load)
+        self.changed.set()
+
+    def begun(self, client: ReplicaClient, requests: Sequence[int]) -> None:
+        self.began += requests
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        while not condition():
+            self.changed.clear()
+            await self.changed.wait()
+
+    async def finished(self) -> None:
+        await self.until(lambda: "finish" in self.order)
+
+    async def hears(self, kind: type[AnyEvent]) -> Any:
+        await self.until(lambda: any(isinstance(event, kind) for event in self.events))
+        return next(event for event in self.events if isinstance(event, kind))
+
+
+class Talk:
+    """A head's side of one session."""
+
+    def __init__(self, client: ReplicaClient, ear: Ear, over: asyncio.Task[str]) -> None:
+        self.client = client
+        self.ear = ear
+        self.over = over
+
+    async def bring_up(self) -> None:
+        self.client.send(LoadWeights(0, "disk"))
+        await self.ear.hears(WeightsLoaded)
+        self.client.send(WarmReplica(0))
+        await self.ear.hears(Warmed)
+
+    def submit(self, id: int, max_tokens: int, prompt: int = 4, output: tuple[int, ...] = ()) -> None:
+        request = Request(id, 0, prompt, max_tokens, num_output_tokens=len(output))
+        self.client.send(Submitted(request), Job(id, tuple(range(prompt)), Sampling(max_tokens=max_tokens, seed=id), output))
+
+
+@asynccontextmanager
+async def talking(address: str, replica: int = 0) -> AsyncIterator[Talk]:
+    ear = Ear()
+    client = ReplicaClient(replica, ear)
+    over = asyncio.create_task(client.run(address))
+    try:
+        yield Talk(client, ear, over)
+    finally:
+        over.cancel()
+        await asyncio.gather(over, return_exceptions=True)
+
+
+async def test_a_replica_comes_up_step_by_step_and_answers_a_request(make_host: Any, serving: Any, spoken: Any) -> None:
+    async with serving([make_host()]) as (_, address), talking(address) as talk:
+        await talk.bring_up()
+        assert talk.ear.events == [ReplicaStarted(0), WeightsLoaded(0, num_blocks=256, block_size=4), Warmed(0)]
+        talk.submit(1, max_tokens=5)
+        await talk.ear.until(lambda: any(isinstance(e, Progressed) and e.finished for e in talk.ear.events))
+        assert talk.ear.out == {1: spoken(1, 5)}
+        assert talk.ear.began == [1]
+
+
+async def test_tokens_come_before_the_progress_that_they_make(make_host: Any, serving: Any) -> None:
+    async with serving([make_host()]) as (_, address), talking(address) as talk:
+        await talk.bring_up()
+        talk.submit(1, max_tokens=3)
+        await talk.ear.until(lambda: talk.ear.order.count("Progressed") == 2)
+        assert talk.ear.order[-5:] == ["token", "Progressed", "token", "finish", "Progressed"]
+
+
+async def test_a_continued_request_says_only_what_is_missing(make_host: Any, serving: Any, spoken: Any) -> None:
+    async with serving([make_host()]) as (_, address), talking(address) as talk:
+        await talk.bring_up()
+        talk.submit(1, max_tokens=6, output=tuple(spoken(1, 4)))
+        await talk.ear.hears(Progressed)
+        await talk.ear.finished()
+        assert talk.ear.out == {1: spoken(1, 6)[4:]}
+
+
+async def test_a_cancelled_request_frees_its_blocks_within_one_step(make_host: Any, serving: Any) -> None:
+    host: Host = make_host(step=20 * MILLISECOND)
+    assert isinstance(host.engine, EmulatedEngine)
+    async with serving([host]) as (_, address), talking(address) as talk:
+        await talk.bring_up()
+        talk.submit(1, max_tokens=200, prompt=40)
+        talk.submit(2, max_tokens=200)
+        await talk.ear.until(lambda: len(talk.ear.out.get(2, ())) >= 2)
+        talk.client.send(Cancelled(1))
+        await talk.ear.until(lambda: any(isinstance(e, Progressed) and 1 in e.finished for e in talk.ear.events))
+        said = len(talk.ear.out[1])
+        await talk.ear.until(lambda: len(talk.ear.out[2]) >= said + 3)
+        assert len(talk.ear.out[1]) == said
+        assert host.engine.ledger.num_held == -(-(4 + len(talk.ear.out[2])) // 4)
+
+
+async def test_when_the_head_goes_away_all_is_freed_and_the_next_one_finds_the_weights(make_host: Any, serving: Any) -> None:
+    host: Host = make_host()
+    assert isinstance(host.engine, EmulatedEngine)
+    loads: list[int] = []
+    host.engine.load = lambda: loads.append(1)  # type: ignore[method-assign]
+    async with serving([host]) as (_, address):
+        async with talking(address) as talk:
+            await talk.bring_up()
+            talk.submit(1, max_tokens=400)
+            await talk.ear.until(lambda: len(talk.ear.out.get(1, ())) >= 2)
+        while host.session is not None:
+            await asyncio.sleep(0.001)
+        async with talking(address) as talk:
+            await talk.bring_up()
+            assert host.engine.ledger.num_held == 0
+            talk.submit(1, max_tokens=3)
+            await talk.ear.finished()
+        assert loads == [1]
+
+
+async def test_a_second_head_is_refused_and_the_first_does_not_notice(make_host: Any, serving: Any) -> None:
+    async with serving([make_host()]) as (_, address), talking(address) as talk:
+        await talk.bring_up()
+        async with talking(address) as other:
+            assert await other.over == "already exists: replica 0 has a head already"
+        talk.submit(1, max_tokens=2)
+        await talk.ear.finished()
+
+
+async def test_several_replicas_share_a_worker_and_a_stranger_is_turned_away(make_host: Any, serving: Any, spoken: Any) -> None:
+    async with serving([make_host(0), make_host(3)]) as (_, address):
+        async with talking(address, 0) as a, talking(address, 3) as b:
+            for talk in (a, b):
+                await talk.bring_up()
+                talk.submit(1, max_tokens=4)
+            for talk in (a, b):
+                await talk.ear.finished()
+                assert talk.ear.out == {1: spoken(1, 4)}
+        async with talking(address, 7) as c:
+            assert await c.over == "not found: replica 7 is not here; here are 0, 3"
+
+
+async def test_weights_that_cannot_be_loaded_are_reported_in_one_line(make_host: Any, serving: Any) -> None:
+    host = make_host()
+
+    def load() -> None:
+        raise ModelError("model.safetensors: truncated;\nfetch it again")
+
+    host.engine.load = load
+    async with serving([host]) as (worker, address), talking(address) as talk:
+        talk.client.send(LoadWeights(0, "disk"))
+        assert await talk.ear.hears(LoadFailed) == LoadFailed(0, "model.safetensors: truncated; fetch it again")
+        assert not worker.failed
+
+
+async def test_an_engine_that_breaks_takes_its_worker_with_it(
+    make_host: Any, serving: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = make_host()
+
+    def run(action: RunSteps, emit: Callable[[Sequence[TokenOut]], None]) -> RunEnded:
+        raise RuntimeError("out of memory")
+
+    host.engine.run = run
+    async with serving([host]) as (worker, address), talking(address) as talk:
+        await talk.bring_up()
+        talk.submit(1, max_tokens=3)
+        assert await talk.ear.hears(ReplicaLost) == ReplicaLost(0, "RuntimeError: out of memory")
+        await talk.over
+        while not worker.failed:
+            await asyncio.sleep(0.001)
+    assert "out of memory" in capsys.readouterr().err
+
+
+async def test_a_replica_that_is_stopped_says_so_and_ends_the_session(make_host: Any, serving: Any) -> None:
+    async with serving([make_host()]) as (_, address), talking(address) as talk:
+        await talk.bring_up()
+        talk.client.send(StopReplica(0))
+        assert await talk.over == "the worker ended the session"
+        assert talk.ear.events[-1] == ReplicaStopped(0)
+
+
+async def test_a_worker_that_should_end_finishes_its_requests_first(make_host: Any, serving: Any, spoken: Any) -> None:
+    async with serving([make_host()]) as (worker, address), talking(address) as talk:
+        await talk.bring_up()
+        talk.submit(1, max_tokens=60)
+        await talk.ear.until(lambda: len(talk.ear.out.get(1, ())) >= 2)
+        worker.end()
+        await talk.over
+        assert talk.ear.out == {1: spoken(1, 60)}
+
+
+async def test_a_worker_that_no_head_wants_ends_by_itself(
+    make_host: Any, serving: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serving([make_host()], grace_s=0.05) as (worker, _):
+        await worker._end.wait()
+    assert "no head for 0.05 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (pb.ToReplica(event=pb.Event(cancelled=pb.Cancelled(request=1))), "Cancelled before the weights were loaded"),
+        (pb.ToReplica(action=pb.Action(cut=pb.Cut(run=1))), "a head does not ask for Cut"),
+        (pb.ToReplica(event=pb.Event()), "without a known event"),
+    ],
+)
+async def test_nonsense_ends_the_session_with_a_reason(
+    make_host: Any, serving: Any, message: pb.ToReplica, complaint: str
+) -> None:
+    async with serving([make_host()]) as (_, address), talking(address) as talk:
+        talk.client._outbox.put_nowait(message)
+        why = await talk.over
+        assert why.startswith("invalid argument")
+        assert complaint in why
+
+
+async def test_a_session_begins_with_its_replica(serving: Any, make_host: Any) -> None:
+    async with serving([make_host()]) as (_, address), grpc.aio.insecure_channel(address) as channel:
+        call = session_of(channel)(None)
+        await call.write(pb.ToReplica(action=pb.Action(cut=pb.Cut(run=1))))
+        with pytest.raises(grpc.aio.AioRpcError, match="the first message of a session must be open"):
+            await call.read()
+
+
+async def test_the_standard_health_service_answers(make_host: Any, serving: Any) -> None:
+    async with serving([make_host()]) as (_, address), grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for service in ("", SERVICE):
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_silent_worker_counts_as_lost() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        client = ReplicaClient(0, Ear(), silence_s=0.2)
+        assert await client.run(f"127.0.0.1:{deaf.getsockname()[1]}") == "no sign of life for 0.2 s"
+
+
+async def test_the_heartbeat_counts_blocks_and_cached_tokens(make_host: Any, serving: Any) -> None:
+    async with serving([make_host(step=5 * MILLISECOND)]) as (_, address), talking(address) as talk:
+        await talk.bring_up()
+        talk.submit(1, max_tokens=400, prompt=9)
+        await talk.ear.until(lambda: any(load.num_running for load in talk.ear.loads))
+        load = talk.ear.loads[-1]
+        assert (load.num_running, load.num_waiting, load.num_blocks) == (1, 0, 256)
+        assert load.num_used_blocks >= 3
+
+
+@pytest.mark.parametrize(("text", "ids"), [("0", [0]), ("0-3", [0, 1, 2, 3]), ("0,2", [0, 2]), ("0-1,5-6", [0, 1, 5, 6])])
+def test_replicas_are_given_as_ranges(text: str, ids: list[int]) -> None:
+    assert _replicas(text) == ids
