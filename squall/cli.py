@@ -253,7 +253,8 @@ def _load(config: Path | None, settings: list[str] | None, out: Path | None, *op
 
 def _watch_parent() -> None:
     """Whoever started us holds the other end of standard input; when that closes, they are gone, and nobody needs us."""
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1024):  # unbuffered: a buffer's lock, held here for ever, would abort our own exit
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -1,8 +1,10 @@
 """The commands as a user types them: what they print, what they leave behind, and how they fail."""
 
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,8 +13,12 @@ import pytest
 
 from squall import __version__
 from squall.cli import main
+from squall.config import dumps, load
+from squall.errors import ModelError
+from squall.live.models import find
 from squall.report.compare import written
 from squall.report.run import read_run
+from squall.twin.demo import serving
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -175,6 +181,9 @@ def test_a_simulation_imports_no_web_server_and_no_torch(tmp_path: Path) -> None
     code = """
 import sys
 from squall.cli import main
+from squall.config import dumps, load
+from squall.errors import ModelError
+from squall.live.models import find
 try:
     main()
 finally:
@@ -183,3 +192,84 @@ finally:
     command = [sys.executable, "-c", code, "simulate", str(EXAMPLES / "azure-conv.toml"), "--out", str(tmp_path / "run")]
     said = subprocess.run(command, capture_output=True, text=True, check=True)
     assert said.stdout.splitlines()[-1] == "[]"
+
+
+# -- serve and replay
+
+
+def served(example: str, folder: Path, *settings: str) -> AbstractContextManager[tuple[str, int]]:
+    """`squall serve` of an example on a free port, in a process of its own."""
+    config = load(EXAMPLES / example, ["serve.port=0", *settings])
+    (folder / "served.toml").write_text(dumps(config))
+    return serving(folder / "served.toml", folder / "serve")
+
+
+def test_the_emulated_fleet_of_the_examples_answers_a_replay(squall: Squall, tmp_path: Path) -> None:
+    with served("emulated-fleet.toml", tmp_path) as (_, port):
+        short = ("--set", "workload.duration_s=1", "--set", 'workload.output={kind="fixed", tokens=20}')
+        settings = ("--set", f"serve.port={port}", *short)
+        said = squall("replay", EXAMPLES / "emulated-fleet.toml", *settings, "--out", "live")
+    assert said.code == 0
+    assert said.out.startswith("emulated: ")
+    assert "\nwrote live\nnext: squall report live\n      squall simulate " in said.out
+    live = read_run(Path("live")).summary
+    assert live.completed == live.requests > 0
+    assert live.gpu_seconds == pytest.approx(64 * live.makespan_s)
+    squall("simulate", EXAMPLES / "emulated-fleet.toml", *settings, "--out", "simulated")
+    assert "different workloads" not in squall("compare", "live", "simulated").out
+
+
+@pytest.mark.model
+def test_the_served_model_of_the_examples_answers_a_replay(squall: Squall, tmp_path: Path) -> None:
+    try:
+        find("smollm2")
+    except ModelError:
+        pytest.skip("the embedded model is not on disk: squall model pull smollm2")
+    with served("serve-smollm2.toml", tmp_path) as (host, port):
+        few = ("--set", "workload.num_requests=3", "--set", 'workload.output={kind="fixed", tokens=4}')
+        few += ("--set", 'workload.arrivals={kind="fixed", rate_rps=4}')
+        url = f"http://{host}:{port}"
+        said = squall("replay", EXAMPLES / "serve-smollm2.toml", *few, "--url", url, "--out", "live")
+    assert said.code == 0
+    live = read_run(Path("live")).summary
+    assert (live.world, live.completed, live.num_output_tokens) == ("real", 3, 12)
+    assert (live.gpu_seconds, live.cost_usd) == (0, None)
+
+
+def test_a_replay_without_a_server_is_one_line(squall: Squall) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        said = squall("replay", EXAMPLES / "serve-smollm2.toml", "--url", url, "--out", "live")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith(f"squall: error: {url}: cannot connect")
+    assert said.err.endswith("is the server running?\n")
+    assert not Path("live").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--engine", "torhc"), "serve.engine = 'torhc': "),
+        (("--replicas", "0"), "fleet.replicas = 0: "),
+        (("--gpu", "h1000", "--engine", "emulated", "--model", "llama-3-8b"), "cluster.gpu 'h1000' is unknown: did you mean "),
+        (("--model", "no-such-model"), "model 'no-such-model' "),
+    ],
+)
+def test_a_wrong_option_of_serve_is_one_line(squall: Squall, option: tuple[str, ...], message: str) -> None:
+    said = squall("serve", "--port", "0", *option)
+    assert said.code == 2
+    assert said.err.startswith("squall: error: ")
+    assert message in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_profile_is_measured_and_read_by_a_simulation(squall: Squall) -> None:
+    machine = ("--set", "serve.engine=emulated", "--set", "cluster.gpu=h100-sxm")
+    said = squall("profile", "--model", "llama-3-8b", *machine, "--seconds", "0.3", "--out", "p.json")
+    assert said.code == 0
+    assert "\nwrote p.json\nnext: squall simulate CONFIG --set latency.kind=profile --set latency.path=p.json\n" in said.out
+    said = squall("simulate", EXAMPLES / "azure-conv.toml", "--set", "latency.kind=profile", "--set", "latency.path=p.json")
+    assert "; times: profile (" in said.out
+    again = squall("profile", "--model", "llama-3-8b", *machine, "--out", "p.json")
+    assert again == (2, "", "squall: error: p.json exists already; choose another file (--out) or remove it\n")
