@@ -194,6 +194,13 @@ finally:
     assert said.stdout.splitlines()[-1] == "[]"
 
 
+def test_a_replay_needs_nothing_that_only_a_server_needs() -> None:
+    code = (
+        "import sys, squall.twin.drive; print(sorted({'torch', 'grpc', 'uvicorn', 'starlette', 'tokenizers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
 # -- serve and replay
 
 
@@ -225,9 +232,12 @@ def test_the_served_model_of_the_examples_answers_a_replay(squall: Squall, tmp_p
         find("smollm2")
     except ModelError:
         pytest.skip("the embedded model is not on disk: squall model pull smollm2")
-    with served("serve-smollm2.toml", tmp_path) as (host, port):
-        few = ("--set", "workload.num_requests=3", "--set", 'workload.output={kind="fixed", tokens=4}')
-        few += ("--set", 'workload.arrivals={kind="fixed", rate_rps=4}')
+    with served("serve-smollm2.toml", tmp_path, "fleet.replicas=1") as (host, port):
+        few = [
+            option
+            for key in ("num_requests=3", 'output={kind="fixed", tokens=4}', 'arrivals={kind="fixed", rate_rps=4}')
+            for option in ("--set", f"workload.{key}")
+        ]
         url = f"http://{host}:{port}"
         said = squall("replay", EXAMPLES / "serve-smollm2.toml", *few, "--url", url, "--out", "live")
     assert said.code == 0

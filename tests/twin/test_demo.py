@@ -97,7 +97,7 @@ def test_the_demo_measures_serves_and_simulates_the_same_work(tmp_path: Path, ca
     except ModelError:
         pytest.skip("the embedded model is not on disk: squall model pull smollm2")
     lines: list[str] = []
-    demo(tmp_path / "demo", 0, lines.append, profile_s=12.0, load_s=6.0)
+    demo(tmp_path / "demo", 0, lines.append, profile_s=10.0, load_s=5.0)
     live, simulated = read_run(tmp_path / "demo" / "live"), read_run(tmp_path / "demo" / "simulated")
     assert (live.summary.world, simulated.summary.world) == ("real", "simulated")
     assert live.summary.completed == live.summary.requests == simulated.summary.completed > 0
