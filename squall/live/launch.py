@@ -93,6 +93,7 @@ class LocalLauncher:
         try:
             return (await worker.greeting()).address
         except SquallError:
+            del self._workers[group]
             await worker.end(at_once=True)
             raise
 

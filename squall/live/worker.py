@@ -86,7 +86,10 @@ class Worker:
         watch.cancel()
         await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self._finish_requests()
-        await server.stop(grace=0)
+        for host in self._hosts.values():
+            if host.session is not None:
+                host.session.over.set()
+        await server.stop(grace=FLUSH_S)
         await self._stop_engines()
 
     def end(self, *, at_once: bool = False) -> None:

@@ -1,0 +1,77 @@
+"""Workers that are killed, stopped or hang: clients must not notice."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from squall.errors import ConfigError, ReplicaFailed
+from squall.live.engine.interface import Sampling
+from squall.live.head import Head, Stream
+from squall.live.launch import LocalLauncher
+
+
+def ask(head: Head, seed: int, max_tokens: int = 60) -> Stream:
+    return head.submit(tuple(b"hello"), Sampling(max_tokens=max_tokens, seed=seed))
+
+
+async def text_of(stream: Stream) -> str:
+    return "".join([out.text async for out in stream])
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGTERM])
+async def test_a_worker_that_is_killed_in_mid_stream_goes_unnoticed(fleet: Any, spoken: Any, blow: signal.Signals) -> None:
+    async with fleet() as (head, launcher):
+        streams = [ask(head, seed) for seed in range(6)]
+        beginnings = ["".join([(await anext(stream)).text for _ in range(5)]) for stream in streams]
+        victim = launcher.pid(0)
+        os.kill(victim, blow)
+        rests = await asyncio.gather(*map(text_of, streams))
+        assert [a + b for a, b in zip(beginnings, rests, strict=True)] == [spoken(seed, 60) for seed in range(6)]
+        while launcher.pid(0) in (None, victim) or any(replica.phase != "ready" for replica in head.stats().replicas):
+            await asyncio.sleep(0.02)
+
+
+async def test_a_worker_that_hangs_is_given_up_and_killed(fleet: Any, spoken: Any) -> None:
+    async with fleet(silence_s=1.5) as (head, launcher):
+        streams = [ask(head, seed) for seed in range(4)]
+        await asyncio.gather(*map(anext, streams))
+        victim = launcher.pid(1)
+        os.kill(victim, signal.SIGSTOP)
+        rests = await asyncio.gather(*map(text_of, streams))
+        assert rests == [spoken(seed, 60)[1:] for seed in range(4)]
+        while is_running(victim):
+            await asyncio.sleep(0.02)
+
+
+async def test_workers_do_not_outlive_the_launcher_that_is_closed(fleet: Any) -> None:
+    async with fleet() as (_, launcher):
+        pids = [launcher.pid(0), launcher.pid(1)]
+        assert all(map(is_running, pids))
+    assert not any(map(is_running, pids))
+
+
+async def test_a_worker_that_finds_the_configuration_wrong_says_what(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('serve.engine = "emulated"\nmodel.name = "llama-3.1-8b"\ncluster.gpu = "h1000"\n')
+    launcher = LocalLauncher(path, tmp_path, [(0,)])
+    with pytest.raises(ConfigError, match=r"cluster\.gpu 'h1000' is unknown: did you mean"):
+        await launcher.start(0)
+    assert launcher.pid(0) is None
+
+
+async def test_a_worker_that_does_not_come_up_shows_its_last_words(tmp_path: Path) -> None:
+    launcher = LocalLauncher(tmp_path / "config.toml", tmp_path, [(0,)], extra=["--no-such-option"])
+    with pytest.raises((ReplicaFailed, ConfigError), match="unrecognized arguments: --no-such-option"):
+        await launcher.start(0)
