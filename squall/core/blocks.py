@@ -22,38 +22,34 @@ class BlockPool:
 
     Attributes:
         num_blocks: as given.
-        num_free: blocks that hold nothing.
+        num_available: blocks that may be taken: the free and the idle ones.
+        idle: the cached blocks that nobody uses, in the order of eviction.
     """
 
-    __slots__ = ("_idle", "_uses", "num_blocks", "num_free")
+    __slots__ = ("_uses", "idle", "num_available", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.num_free = num_blocks
+        self.num_available = num_blocks
         self._uses: dict[BlockHash, int] = {}
-        self._idle: OrderedDict[BlockHash, None] = OrderedDict()
+        self.idle: OrderedDict[BlockHash, None] = OrderedDict()
 
     @property
-    def num_available(self) -> int:
-        """Blocks that may be taken: the free and the idle ones."""
-        return self.num_free + len(self._idle)
-
-    @property
-    def num_idle(self) -> int:
-        return len(self._idle)
+    def num_free(self) -> int:
+        """Blocks that hold nothing."""
+        return self.num_available - len(self.idle)
 
     def take(self, count: int) -> None:
         """Make `count` blocks private: free ones first, then evicted ones. There must be as many available."""
-        free = self.num_free - count
-        while free < 0:
-            evicted, _ = self._idle.popitem(last=False)
+        self.num_available -= count
+        idle = self.idle
+        while len(idle) > self.num_available:
+            evicted, _ = idle.popitem(last=False)
             del self._uses[evicted]
-            free += 1
-        self.num_free = free
 
     def oldest(self, count: int) -> tuple[BlockHash, ...]:
         """The `count` idle blocks that would be evicted first, in this order."""
-        return tuple(islice(self._idle, count))
+        return tuple(islice(self.idle, count))
 
     def match(self, hashes: Sequence[BlockHash], limit: int) -> tuple[int, int]:
         """How many of the first `limit` hashes are held without a gap, and how many of those are in use already."""
@@ -74,7 +70,8 @@ class BlockPool:
         for block in hashes:
             count = uses[block]
             if not count:
-                del self._idle[block]
+                del self.idle[block]
+                self.num_available -= 1
             uses[block] = count + 1
 
     def share(self, block: BlockHash) -> bool:
@@ -89,10 +86,11 @@ class BlockPool:
 
         The tail of a chain is useless without its head, so it becomes idle (and is evicted) first.
         """
-        self.num_free += num_blocks - len(shared)
+        self.num_available += num_blocks - len(shared)
         uses = self._uses
         for block in reversed(shared):
             count = uses[block] - 1
             uses[block] = count
             if not count:
-                self._idle[block] = None
+                self.idle[block] = None
+                self.num_available += 1

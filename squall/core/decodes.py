@@ -72,9 +72,12 @@ class DecodeGroup:
         work.blocks = -(-(work.target + done) // self._block_size)
         work.joined = NEVER
 
-    def advance(self, steps: int) -> None:
+    def advance(self, steps: int) -> int:
+        """Do so many steps; returns the blocks that they took."""
+        taken = self.blocks(steps)
         self.step += steps
         self.context += self.size * steps
+        return taken
 
     def next_blocks(self) -> int:
         """Blocks that the next step takes."""
@@ -82,14 +85,15 @@ class DecodeGroup:
 
     def blocks(self, steps: int) -> int:
         """Blocks that the next `steps` steps take."""
+        if not self.size:
+            return 0
         growth = self._growth
+        at = self.step % self._block_size
+        if steps == 1:
+            return growth[at]
         cycles, rest = divmod(steps, self._block_size)
-        total = cycles * self.size
-        if rest:
-            at = self.step % self._block_size
-            over = at + rest - self._block_size
-            total += sum(growth[at : at + rest]) if over <= 0 else sum(growth[at:]) + sum(growth[:over])
-        return total
+        over = at + rest - self._block_size
+        return cycles * self.size + (sum(growth[at : at + rest]) if over <= 0 else sum(growth[at:]) + sum(growth[:over]))
 
     def steps_within(self, blocks: int) -> int:
         """Steps that take no more than `blocks` blocks: the most, or a multiple of the block size where that is many."""

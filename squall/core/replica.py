@@ -129,14 +129,12 @@ class Replica:
             raise ValueError(f"replica {self.id} is not in run {event.run}")
         self._busy = False
         steps = event.steps
-        decodes = self.decodes
-        taken = decodes.blocks(steps) if decodes.size else 0
+        stopped = event.stopped
+        taken = self.decodes.advance(steps)
         for work, tokens in self._batch:
             taken += self._new_blocks(work, tokens * steps)
         if taken:
             self.pool.take(taken)
-        decodes.advance(steps)
-        stopped = event.stopped
         for request in stopped:
             work = self._running[request]
             if work.joined != NEVER:
@@ -146,12 +144,13 @@ class Replica:
             for work, tokens in self._batch:
                 self._prefill(work, tokens * steps, stopped, first)
             self._batch.clear()
+            first.sort()
         if self._cancelled:
-            gone = [request for request in dict.fromkeys(self._cancelled) if request in self._running]
+            gone = tuple(request for request in dict.fromkeys(self._cancelled) if request in self._running)
             self._cancelled.clear()
             for request in gone:
                 self._drop(self._running[request])
-            return self._begin_run(first, sorted([*stopped, *gone]), gone)
+            return self._begin_run(first, tuple(sorted(stopped + gone)), gone)
         return self._begin_run(first, stopped, ())
 
     def _prefill(self, work: Work, tokens: int, stopped: Sequence[RequestId], first: list[RequestId]) -> None:
@@ -186,32 +185,36 @@ class Replica:
 
     # -- the start of a run
 
-    def _begin_run(self, first: Sequence[RequestId], finished: Sequence[RequestId], gone: Sequence[RequestId]) -> list[AnyAction]:
+    def _begin_run(
+        self, first: Sequence[RequestId], finished: tuple[RequestId, ...], gone: tuple[RequestId, ...]
+    ) -> list[AnyAction]:
         """Start what the policy plans. Returns all actions of the call: what the last run changed is told here, too."""
-        preempted = []
-        while self.decodes.next_blocks() > self.pool.num_available:
-            preempted.append(self._preempt())
-        plan = self._ask()
-        while plan.chunks and self._chunk_blocks(plan) > self.free_blocks:
-            preempted.append(self._preempt())
-            plan = self._ask()
-        self.preempted = False
+        preempted: list[RequestId] = []
+        plan = self._plan(preempted)
         actions: list[AnyAction] = []
         if first or finished or preempted:
-            actions.append(Send(ROUTER, Progressed(self.id, tuple(sorted(first)), tuple(finished), tuple(sorted(preempted)))))
+            actions.append(Send(ROUTER, Progressed(self.id, tuple(first), finished, tuple(sorted(preempted)))))
         if gone:
-            actions.append(Forget(tuple(gone)))
+            actions.append(Forget(gone))
         if preempted:
             actions.append(Preempt(tuple(preempted)))
         if self.num_decodes or plan.chunks or plan.admit:
             actions.append(self._launch(plan))
         return actions
 
-    def _ask(self) -> Plan:
-        self.free_blocks = self.pool.num_available - self.decodes.next_blocks()
-        self.num_decodes = self.decodes.size
-        self._looked_at.clear()
-        return self.policy(self)
+    def _plan(self, preempted: list[RequestId]) -> Plan:
+        """The policy's answer, after preempting until the next step of what is running has its blocks."""
+        while True:
+            free = self.pool.num_available - self.decodes.next_blocks()
+            if free >= 0:
+                self.free_blocks = free
+                self.num_decodes = self.decodes.size
+                self.preempted = bool(preempted)
+                self._looked_at.clear()
+                plan = self.policy(self)
+                if not plan.chunks or self._chunk_blocks(plan) <= free:
+                    return plan
+            preempted.append(self._preempt())
 
     def cached(self, work: WorkView) -> tuple[int, int]:
         """See BatchingView. A prefill always computes at least one token."""
@@ -229,12 +232,25 @@ class Replica:
         work.blocks = 0
         work.shared = ()
         self.waiting.appendleft(work)
-        self.preempted = True
         self.num_preemptions += 1
         return work.request.id
 
     def _launch(self, plan: Plan) -> RunSteps:
-        chunks = []
+        chunks = self._take(plan) if plan.chunks or plan.admit else ()
+        steps = plan.steps if not plan.admit else 1
+        evictable: tuple[BlockHash, ...] = ()
+        if self.pool.idle:
+            steps, evictable = self._within_cache(steps)
+        elif steps > 1:
+            steps = self._within(steps, self.pool.num_available)
+        self._run += 1
+        self._busy = True
+        self._open = plan.open and steps > 1
+        return RunSteps(self._run, steps, self.num_decodes, self.decodes.context, chunks, evictable)
+
+    def _take(self, plan: Plan) -> tuple[Chunk, ...]:
+        """The plan's prefill, as the run's batch."""
+        chunks: list[Chunk] = []
         batch = self._batch
         for work, tokens in zip(self.prefilling, plan.chunks, strict=False):
             if tokens:
@@ -242,16 +258,12 @@ class Replica:
                 chunks.append(Chunk(work.request.id, work.computed, tokens, 0, work.computed + tokens == work.target))
         for tokens in plan.admit:
             work = self.waiting.popleft()
-            num_cached = self._admit(work)
+            cached = self._admit(work)
             batch.append((work, tokens))
-            chunks.append(Chunk(work.request.id, num_cached, tokens, num_cached, num_cached + tokens == work.target))
+            chunks.append(Chunk(work.request.id, cached, tokens, cached, cached + tokens == work.target))
         if plan.admit and self._need(1) > self.pool.num_available:
             raise ValueError(f"{type(self.policy).__name__} admitted more than the {self.free_blocks} free blocks can hold")
-        steps, evictable = self._horizon(plan)
-        self._run += 1
-        self._busy = True
-        self._open = plan.open and steps > 1
-        return RunSteps(self._run, steps, self.num_decodes, self.decodes.context, tuple(chunks), evictable)
+        return tuple(chunks)
 
     def _admit(self, work: Work) -> int:
         """Into the batch; returns how many of its tokens the prefix cache holds, which are its own from now on."""
@@ -270,35 +282,30 @@ class Replica:
 
     # -- how far a run may go
 
-    def _horizon(self, plan: Plan) -> tuple[int, tuple[BlockHash, ...]]:
-        """Steps for which there surely are blocks and the plan surely holds, and the blocks that they may evict."""
+    def _within_cache(self, steps: int) -> tuple[int, tuple[BlockHash, ...]]:
+        """As `_within`, where blocks may be evicted, but no further than the plan surely holds; and what may be evicted."""
         pool = self.pool
-        steps = 1 if plan.admit else plan.steps
-        if not pool.num_idle:
-            return self._fit(steps, pool.num_free), ()
-        steps = self._fit(steps, pool.num_free + min(pool.num_idle, EVICTED_AT_ONCE))
+        steps = self._within(steps, pool.num_free + min(len(pool.idle), EVICTED_AT_ONCE))
         evictable = pool.oldest(max(0, self._need(steps) - pool.num_free))
         if evictable and steps > 1:
             # The plan rests on these cached blocks: it holds until the first of them is evicted.
             watched = self._watched()
             for i, block in enumerate(evictable):
                 if block in watched:
-                    steps = self._fit(steps, pool.num_free + i)
+                    steps = self._within(steps, pool.num_free + i)
                     return steps, pool.oldest(max(0, self._need(steps) - pool.num_free))
         return steps, evictable
 
     def _watched(self) -> set[BlockHash]:
         return {block for work in self._looked_at for block in work.hashes} | {b for work, _ in self._batch for b in work.hashes}
 
-    def _fit(self, steps: int, blocks: int) -> int:
+    def _within(self, steps: int, blocks: int) -> int:
         """The most steps, at least 1 and at most `steps`, that take no more than `blocks`."""
-        if steps == 1:
-            return 1
         if not self._batch:
             return max(1, min(steps, self.decodes.steps_within(blocks)))
         if self._need(steps) <= blocks:
             return steps
-        low, high = 1, steps
+        low, high = 1, max(1, steps)
         while high - low > 1:
             middle = (low + high) // 2
             if self._need(middle) <= blocks:

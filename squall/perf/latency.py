@@ -57,16 +57,14 @@ def total(progression: Progression, count: int) -> Nanos:
     if not increment:
         return count * (first >> 4)
     lost = _LOST[first & 15][increment & 15]
-    exact = count * first + increment * (count * (count - 1) >> 1)
-    return (exact - (count >> 4) * lost[16] - lost[count & 15]) >> 4
+    exact = count * first + increment * (count * (count - 1) >> 1) - lost[count & 15]
+    return (exact if count < UNITS_PER_NANO else exact - (count >> 4) * lost[UNITS_PER_NANO]) >> 4
 
 
 def steps_until(progression: Progression, elapsed: Nanos) -> int:
     """The first step, counted from 1, that ends strictly after `elapsed`; at most `count`."""
-    high = progression.count
-    if total(progression, high) <= elapsed:
-        return high
     # Without rounding, j steps last (increment * j^2 + (2 * first - increment) * j) / 32; rounding takes less than 1 ns a step.
+    high = progression.count
     first = progression.first
     increment = progression.increment
     if increment:
@@ -74,10 +72,11 @@ def steps_until(progression: Progression, elapsed: Nanos) -> int:
         low = (isqrt(b * b + 128 * increment * elapsed) - b) // (2 * increment)
     else:
         low = elapsed // (first >> 4)
-    low = max(0, min(low, high - 1))
+    if low >= high:
+        low = high - 1
     while low and total(progression, low) > elapsed:
         low -= 1
-    if total(progression, low + 1) > elapsed:
+    if low + 1 == high or total(progression, low + 1) > elapsed:
         return low + 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -35,6 +35,8 @@ class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
             )
 
     def __call__(self, view: BatchingView) -> Plan:
+        if not view.waiting and not view.prefilling:
+            return Plan(FOREVER, (), (), view.num_decodes < self.max_num_seqs)
         budget = self.max_num_batched_tokens - view.num_decodes
         seats = self.max_num_seqs - view.num_decodes - len(view.prefilling)
         free = view.free_blocks
@@ -52,7 +54,7 @@ class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
         admit = self._admit(view, seats, budget, free) if view.waiting and seats > 0 and budget > 0 else ()
         if chunks or admit:
             return Plan(1, chunks, admit)
-        return Plan(FOREVER, open=seats > 0 and not view.waiting)
+        return Plan(FOREVER, (), (), seats > 0 and not view.waiting)
 
     def _admit(self, view: BatchingView, seats: int, budget: int, free: int) -> tuple[int, ...]:
         """Tokens for each request from the head of the queue that there is room for."""

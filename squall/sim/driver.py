@@ -25,7 +25,7 @@ from squall.core.actions import (
 )  # fmt: skip
 from squall.core.events import AnyEvent, Cancelled, ReplicaStarted, ReplicaStopped, Warmed, WeightsLoaded, Woke
 from squall.core.machine import Machine
-from squall.core.types import CONTROLLER, ROUTER, MachineId, Nanos, ReplicaId
+from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, ReplicaId
 from squall.sim.world import Engine, World
 
 EventLog = Callable[[Nanos, MachineId, AnyEvent, Sequence[AnyAction]], None]
@@ -39,6 +39,9 @@ class Priority(IntEnum):
     MESSAGE = 1  # between machines; these wait in a queue of their own, in the order in which they were sent
     ARRIVAL = 2  # of requests and cancellations, in the order given
     WAKE = 3
+
+
+END, MESSAGE, ARRIVAL, WAKE = Priority  # a member looked up in its class takes as long as a call
 
 
 class Delays(Struct, frozen=True):
@@ -89,109 +92,106 @@ class Driver:
         self._held: Nanos = 0
 
     @property
+    def num_steps(self) -> int:
+        """Steps done by all engines."""
+        return sum(engine.num_steps for engine in self._engines.values())
+
+    @property
     def replica_nanos(self) -> Nanos:
         """Time for which replicas were held, over all of them, until now."""
         return self._held + sum(self.now - since for since in self._held_since.values())
 
     def run(self, offered: Iterable[tuple[Nanos, AnyEvent]] = ()) -> None:
         """Deliver the router's `offered` events, ascending in time, and everything that follows from them."""
-        heap = self._heap
-        messages = self._messages
         for id, machine in self._machines.items():
             if machine.wake_at is not None:
                 self._set_wake(id, machine.wake_at)
-        while messages or (heap and heap[0][0] <= self.now):  # who wants to be woken at 0 comes before the first arrival
-            self._follow()
+        self._follow((self.now, WAKE + 1))  # who wants to be woken at 0 comes before the first arrival
         for at, event in offered:
-            while messages or (heap and heap[0] < (at, Priority.ARRIVAL)):
-                self._follow()
-            self._arrive(at, event)
-        while messages or heap:
-            self._follow()
+            self._follow((at, ARRIVAL))
+            self.now = at
+            if type(event) is Cancelled:
+                self._world.cancel(event.request, at)
+            self._messages.append((ROUTER, event))
+        self._follow((FOREVER, ARRIVAL))
 
-    def _follow(self) -> None:
-        """The next of what follows from earlier events."""
-        heap = self._heap
-        if self._messages and not (heap and heap[0][0] == self.now and heap[0][1] is Priority.END):
-            self._deliver(*self._messages.popleft())
-        else:
-            self._happen(*heappop(heap))
-
-    def _arrive(self, at: Nanos, event: AnyEvent) -> None:
-        self.now = at
-        if type(event) is Cancelled:
-            self._world.cancel(event.request, at)
-        self._deliver(ROUTER, event)
-
-    def _happen(self, at: Nanos, priority: Priority, machine: MachineId, sequence: int, event: AnyEvent | None) -> None:
-        """What stands in the heap, unless it was overtaken: a run that was cut, a wake-up that is not wanted any more."""
-        if priority is Priority.WAKE:
-            if self._wakes.get(machine) != at:
-                return
-            del self._wakes[machine]
-            event = Woke()
-        elif event is None:
-            engine = self._engines[machine]
-            if engine.run is None or engine.run.run != sequence or engine.ends_at != at:
-                return
-            event = engine.end(at)
-        self.now = at
-        if type(event) is ReplicaStopped:
-            self._held += at - self._held_since.pop(event.replica)
-        self._deliver(machine, event)
-
-    def _deliver(self, id: MachineId, event: AnyEvent) -> None:
-        machine = self._machines[id]
+    def _follow(self, until: tuple[Nanos, int]) -> None:
+        """Deliver all that is due and what follows from it, up to an instant and a priority in it."""
+        heap, messages, machines, engines, wakes, log = (
+            self._heap, self._messages, self._machines, self._engines, self._wakes, self._log,
+        )  # fmt: skip
         now = self.now
-        actions = machine.handle(event, now)
-        self.num_events += 1
-        if self._log is not None:
-            self._log(now, id, event, actions)
-        for action in actions:
-            if type(action) is Send:
-                self._messages.append((action.to, action.event))
-            elif type(action) is RunSteps:
-                heappush(self._heap, (self._engines[id].start(action, now), Priority.END, id, action.run, None))
+        event: AnyEvent | None
+        while True:
+            if messages and not (heap and heap[0][0] == now and heap[0][1] is END):
+                id, event = messages.popleft()
+            elif heap and heap[0] < until:
+                at, priority, id, _, event = heappop(heap)
+                if event is None:
+                    event = engines[id].end(at) if priority is END else self._wake(id, at)
+                    if event is None:
+                        continue
+                now = at
             else:
-                self._perform(id, action)
-        wake_at = machine.wake_at
-        if wake_at != self._wakes.get(id):
-            self._set_wake(id, wake_at)
+                self.now = now
+                return
+            machine = machines[id]
+            actions = machine.handle(event, now)
+            self.num_events += 1
+            if log is not None:
+                log(now, id, event, actions)
+            for action in actions:
+                if type(action) is Send:
+                    messages.append((action.to, action.event))
+                elif type(action) is RunSteps:
+                    heappush(heap, (engines[id].start(action, now), END, id, action.run, None))
+                else:
+                    self._perform(id, action, now)
+            if machine.wake_at is not None or id in wakes:
+                self._set_wake(id, machine.wake_at)
+
+    def _wake(self, id: MachineId, at: Nanos) -> Woke | None:
+        """None where it is not wanted any more."""
+        if self._wakes.get(id) != at:
+            return None
+        del self._wakes[id]
+        return Woke()
 
     def _set_wake(self, id: MachineId, at: Nanos | None) -> None:
         if at is None:
             del self._wakes[id]
-            return
-        self._wakes[id] = at
-        self._sequence += 1
-        heappush(self._heap, (max(at, self.now), Priority.WAKE, id, self._sequence, None))
+        elif self._wakes.get(id) != at:
+            self._wakes[id] = at
+            self._sequence += 1
+            heappush(self._heap, (at, WAKE, id, self._sequence, None))
 
-    def _perform(self, id: MachineId, action: AnyAction) -> None:
+    def _perform(self, id: MachineId, action: AnyAction, now: Nanos) -> None:
         """The rarer actions."""
         match action:
             case Cut(run):
-                engine = self._engines[id]
-                if engine.cut(run, self.now):
-                    heappush(self._heap, (engine.ends_at, Priority.END, id, run, None))
+                ends_at = self._engines[id].cut(run, now)
+                if ends_at is not None:
+                    heappush(self._heap, (ends_at, END, id, run, None))
             case Preempt(requests):
-                self._engines[id].preempt(requests, self.now)
+                self._engines[id].preempt(requests, now)
             case Forget(requests):
                 self._engines[id].forget(requests)
             case Reply(request, rejection):
-                self._world.reject(request, rejection, self.now)
+                self._world.reject(request, rejection, now)
             case StartReplica(replica):
-                self._held_since[replica] = self.now
-                self._end_after(self._delays.start, ReplicaStarted(replica))
+                self._held_since[replica] = now
+                self._end_at(now + self._delays.start, ReplicaStarted(replica))
             case LoadWeights(replica):
-                self._end_after(self._delays.load, WeightsLoaded(replica, *self._pools[replica]))
+                self._end_at(now + self._delays.load, WeightsLoaded(replica, *self._pools[replica]))
             case WarmReplica(replica):
-                self._end_after(self._delays.warm, Warmed(replica))
+                self._end_at(now + self._delays.warm, Warmed(replica))
             case StopReplica(replica):
-                self._end_after(self._delays.stop, ReplicaStopped(replica))
+                self._held += now + self._delays.stop - self._held_since.pop(replica)
+                self._end_at(now + self._delays.stop, ReplicaStopped(replica))
             case _:
                 raise TypeError(f"the simulated driver cannot perform {type(action).__name__}")
 
-    def _end_after(self, delay: Nanos, event: AnyEvent) -> None:
+    def _end_at(self, at: Nanos, event: AnyEvent) -> None:
         """A long action of the controller ends in `event`."""
         self._sequence += 1
-        heappush(self._heap, (self.now + delay, Priority.END, CONTROLLER, self._sequence, event))
+        heappush(self._heap, (at, END, CONTROLLER, self._sequence, event))

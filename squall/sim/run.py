@@ -55,12 +55,21 @@ def simulate(
     for replica in replicas:
         machines[replica] = Replica(replica, config.batching, num_blocks, block_size)
     driver = Driver(machines, world, dict.fromkeys(replicas, (num_blocks, block_size)), delays, log)
-    driver.run(merge(_arrivals(requests), _cancellations(cancellations), key=lambda offered: offered[0]))
+    driver.run(_offered(requests, cancellations))
     record = world.record(driver.now)
     record.num_events = driver.num_events
+    record.num_steps = driver.num_steps
     record.gpu_nanos = driver.replica_nanos * config.replica.tp * config.replica.pp
     record.wall_s = time.perf_counter() - began
     return record
+
+
+def _offered(
+    requests: Sequence[OfferedRequest], cancellations: Sequence[tuple[Nanos, RequestId]]
+) -> Iterator[tuple[Nanos, AnyEvent]]:
+    """What clients do, in order of time."""
+    arrivals = _arrivals(requests)
+    return merge(arrivals, _cancellations(cancellations), key=lambda offered: offered[0]) if cancellations else arrivals
 
 
 def _arrivals(requests: Sequence[OfferedRequest]) -> Iterator[tuple[Nanos, AnyEvent]]:

@@ -4,15 +4,18 @@ Ends a run at its first finished sequence, as an engine does, and writes down wh
 no queue and no event order.
 """
 
+from array import array
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
-from squall.core.actions import RunSteps
+from squall.core.actions import Chunk, RunSteps
 from squall.core.events import Rejection, StepsDone
 from squall.core.metrics import UNSET, Gaps, Outcome, RequestRow, RunRecord
 from squall.core.types import FOREVER, Nanos, ReplicaId, RequestId, RunId
-from squall.perf.latency import LatencyModel, Progression, steps_until, total
+from squall.perf.latency import UNITS_PER_NANO, LatencyModel, Progression, steps_until, total
 from squall.workload.spec import OfferedRequest
+
+UNFINISHED, COMPLETED = Outcome.UNFINISHED, Outcome.COMPLETED  # a member looked up in its class takes as long as a call
 
 
 class World:
@@ -27,8 +30,7 @@ class World:
     def __init__(self, requests: Iterable[OfferedRequest], latency: LatencyModel, max_steps: int = FOREVER) -> None:
         self.latency = latency
         self.max_steps = max_steps
-        self.num_steps = 0
-        self.gaps = Gaps()
+        self.gaps = array("q")  # weight, count, first and increment of each entry of `Gaps`, one after the other
         self.rows: dict[RequestId, RequestRow] = {}
         self.outputs: dict[RequestId, int] = {}
         for request in requests:
@@ -46,15 +48,15 @@ class World:
     def cancel(self, request: RequestId, now: Nanos) -> None:
         """The client goes away. What the request still generates is counted as its output."""
         row = self.rows[request]
-        if row.outcome is Outcome.UNFINISHED:
+        if row.outcome is UNFINISHED:
             row.outcome = Outcome.CANCELLED
             row.finished_at = now
 
     def finish(self, request: RequestId, now: Nanos) -> None:
         row = self.rows[request]
         row.num_output_tokens = self.outputs[request]
-        if row.outcome is Outcome.UNFINISHED:
-            row.outcome = Outcome.COMPLETED
+        if row.outcome is UNFINISHED:
+            row.outcome = COMPLETED
             row.finished_at = now
 
     def first_token(self, request: RequestId, now: Nanos) -> int:
@@ -63,103 +65,104 @@ class World:
         if row.first_token_at == UNSET:
             row.first_token_at = now
             return self.outputs[request] - 1
-        self.gaps.add(now - self.last_token_at.pop(request))
+        self.gaps.extend((1, 1, (now - self.last_token_at.pop(request)) * UNITS_PER_NANO, 0))
         return self.left.pop(request) - 1
 
     def record(self, now: Nanos) -> RunRecord:
-        return RunRecord(
-            "simulated",
-            list(self.rows.values()),
-            self.gaps,
-            ended_at=now,
-            num_steps=self.num_steps,
-            latency_source=self.latency.source,
-        )
+        gaps = Gaps(*(self.gaps[i::4] for i in range(4)))
+        return RunRecord("simulated", list(self.rows.values()), gaps, ended_at=now, latency_source=self.latency.source)
 
 
 class Engine:
     """One replica's engine.
 
+    Args:
+        world: the truth and the record.
+        replica: whose engine it is.
+
     Attributes:
-        run: the run in progress, or None.
-        ends_at: when it will end.
+        num_steps: done since the beginning.
     """
 
-    __slots__ = ("_ends", "_last_step", "_prices", "_replica", "_started_at", "_step", "_steps", "_world", "ends_at", "run")
+    __slots__ = ("_ends", "_ends_at", "_last_step", "_prices", "_replica", "_run", "_started_at", "_steps", "_world", "num_steps")
 
     def __init__(self, world: World, replica: ReplicaId) -> None:
-        self.run: RunSteps | None = None
-        self.ends_at: Nanos = UNSET
+        self.num_steps = 0
         self._world = world
         self._replica = replica
-        self._started_at: Nanos = UNSET
-        self._steps = 0  # of the run in progress
+        self._run: RunSteps | None = None  # the last one
+        self._steps = 0
         self._prices: Sequence[Progression] = ()
-        self._step = 0  # steps done since the beginning
+        self._started_at: Nanos = UNSET
+        self._ends_at: Nanos = UNSET  # while it runs
         self._last_step: dict[RequestId, int] = {}  # of every decoding request: the step after which it stops
         self._ends: list[tuple[int, RequestId]] = []  # heap of the same; entries that `_last_step` does not confirm are stale
 
-    def start(self, action: RunSteps, now: Nanos) -> Nanos:
+    def start(self, run: RunSteps, now: Nanos) -> Nanos:
         """Begin the run; returns when it will end."""
         world = self._world
-        for chunk in action.chunks:
-            row = world.rows[chunk.request]
+        if run.chunks:
+            self._schedule(run.chunks, now)
+        steps = run.steps
+        if self._ends:
+            left = self._ends[0][0] - self.num_steps  # until a stale entry, it may be: then two runs take the place of one
+            if left < steps:
+                steps = left
+        if steps > world.max_steps:
+            steps = world.max_steps
+        self._run = run
+        self._steps = steps
+        self._prices = world.latency.run(run, steps)
+        self._started_at = now
+        for price in self._prices:
+            now += total(price, price.count) if price.count > 1 else price.first // UNITS_PER_NANO
+        self._ends_at = now
+        return now
+
+    def _schedule(self, chunks: Sequence[Chunk], now: Nanos) -> None:
+        rows = self._world.rows
+        for chunk in chunks:
+            row = rows[chunk.request]
             if row.scheduled_at == UNSET:
                 row.scheduled_at = now
                 row.num_cached_tokens = chunk.num_cached
             row.replica = self._replica
-        ends = self._ends
-        while ends and self._last_step.get(ends[0][1]) != ends[0][0]:
-            heappop(ends)
-        steps = min(action.steps, world.max_steps)
-        if ends and ends[0][0] - self._step < steps:
-            steps = ends[0][0] - self._step
-        self.run = action
-        self._started_at = now
-        self._steps = steps
-        self._prices = prices = world.latency.run(action, steps)
-        for price in prices:
-            now += total(price, price.count)
-        self.ends_at = now
-        return now
 
-    def cut(self, run: RunId, now: Nanos) -> bool:
-        """End run `run` at the first boundary strictly after now. False: that changes nothing."""
-        if self.run is None or self.run.run != run:
-            return False
+    def cut(self, run: RunId, now: Nanos) -> Nanos | None:
+        """End run `run` at the first boundary strictly after now. Returns when that is, or None where it changes nothing."""
+        if self._run is None or self._run.run != run or self._ends_at <= now:
+            return None
         kept: list[Progression] = []
         steps = 0
         at = self._started_at
         for price in self._prices:
-            end = at + total(price, price.count)
-            if end > now:
-                count = steps_until(price, now - at)
-                kept.append(Progression(count, price.first, price.increment))
-                steps += count
-                at += total(price, count)
+            count = steps_until(price, now - at)
+            kept.append(Progression(count, price.first, price.increment))
+            steps += count
+            at += total(price, count)
+            if at > now:
                 break
-            kept.append(price)
-            steps += price.count
-            at = end
         if steps == self._steps:
-            return False
+            return None
         self._prices = kept
         self._steps = steps
-        self.ends_at = at
-        return True
+        self._ends_at = at
+        return at
 
-    def end(self, now: Nanos) -> StepsDone:
-        """The run is over."""
-        action = self.run
-        assert action is not None
+    def end(self, now: Nanos) -> StepsDone | None:
+        """The run ends; None where it was cut, and does not end now."""
+        if self._ends_at != now:
+            return None
+        run = self._run
+        assert run is not None
+        self._ends_at = UNSET
         world = self._world
         steps = self._steps
-        self.run = None
-        self._step = step = self._step + steps
-        world.num_steps += steps
-        if action.num_decodes:
+        self.num_steps = step = self.num_steps + steps
+        weight = run.num_decodes
+        if weight:
             for price in self._prices:
-                world.gaps.add_run(action.num_decodes, price.count, price.first, price.increment)
+                world.gaps.extend((weight, price.count, price.first, price.increment))
         stopped: list[RequestId] = []
         ends = self._ends
         while ends and ends[0][0] <= step:
@@ -167,17 +170,20 @@ class Engine:
             if self._last_step.get(request) == last:
                 del self._last_step[request]
                 stopped.append(request)
-        for chunk in action.chunks:
+        for chunk in run.chunks:
             if chunk.last:
                 left = world.first_token(chunk.request, now)
                 if left:
-                    self._last_step[chunk.request] = step + left
-                    heappush(ends, (step + left, chunk.request))
+                    last = self._last_step[chunk.request] = step + left
+                    heappush(ends, (last, chunk.request))
                 else:
                     stopped.append(chunk.request)
+        if not stopped:
+            return StepsDone(run.run, steps)
         for request in stopped:
             world.finish(request, now)
-        return StepsDone(action.run, steps, tuple(sorted(stopped)))
+        stopped.sort()
+        return StepsDone(run.run, steps, tuple(stopped))
 
     def preempt(self, requests: Sequence[RequestId], now: Nanos) -> None:
         """They lose their KV at this step boundary."""
@@ -186,7 +192,7 @@ class Engine:
             world.rows[request].preemptions += 1
             last = self._last_step.pop(request, None)
             if last is not None:
-                world.left[request] = last - self._step
+                world.left[request] = last - self.num_steps
                 world.last_token_at[request] = now
 
     def forget(self, requests: Sequence[RequestId]) -> None:
@@ -194,7 +200,7 @@ class Engine:
         world = self._world
         for request in requests:
             last = self._last_step.pop(request, None)
-            left = world.left.pop(request, None) if last is None else last - self._step
+            left = world.left.pop(request, None) if last is None else last - self.num_steps
             world.last_token_at.pop(request, None)
             if left is not None:
                 world.rows[request].num_output_tokens = world.outputs[request] - left

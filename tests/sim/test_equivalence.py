@@ -184,7 +184,60 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
+@st.composite
+def crowds(draw: st.DrawFn) -> Case:
+    """Few different prompts, many requests, hardly any room: hits, evictions and preemptions at every turn."""
+    lengths = st.integers(4, 40)
+    requests = []
+    at = 0
+    for id in range(draw(st.integers(3, 30))):
+        at += draw(st.sampled_from([0, 0, 1, 5])) * MILLISECOND
+        prompt = draw(lengths)
+        hashes = chain(draw(st.integers(1, 2)), 100, id, prompt // 4)
+        requests.append(OfferedRequest(id, at, prompt, draw(st.integers(1, 30)), block_hashes=hashes))
+    least = max(-(-(r.num_prompt_tokens + r.num_output_tokens) // 4) for r in requests)
+    seqs = draw(st.integers(2, 6))
+    return Case(
+        requests=tuple(requests),
+        num_blocks=least + draw(st.integers(0, 6)),
+        block_size=4,
+        batching=Vllm(seqs, draw(st.integers(seqs, 24))),
+        latency=draw(st.sampled_from([TIES, UNEVEN])),
+    )
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
 def test_any_run_equals_single_steps(case: Case) -> None:
     check(case)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(crowds())
+def test_a_prefix_cache_in_a_crowd_equals_single_steps(case: Case) -> None:
+    check(case)
+
+
+def offered(id: RequestId, at_ms: int, prompt: int, output: int, *hashes: int) -> OfferedRequest:
+    return OfferedRequest(id, at_ms * MILLISECOND, prompt, output, block_hashes=hashes)
+
+
+def test_a_refused_head_is_asked_again_when_a_block_that_it_would_have_hit_is_evicted() -> None:
+    """Request 3 then needs fewer blocks for its (budgeted) first chunk than with the hit, and gets in."""
+    requests = (
+        offered(0, 1, 4, 4, 21),
+        offered(1, 1, 6, 29, 11),
+        offered(2, 1, 21, 29, 21, 32, 33, 34, 35),
+        offered(3, 1, 16, 6, 11, 12, 13, 44),
+    )
+    check(Case(requests, num_blocks=13, block_size=4, batching=Vllm(6, 12), latency=TIES))
+
+
+def test_a_prompt_that_is_computed_in_pieces_shares_a_block_or_not_by_when_the_other_copy_was_evicted() -> None:
+    requests = (
+        offered(0, 1, 27, 15, 11, 31, 32, 33, 34, 35),
+        offered(1, 3, 18, 1, 11, 12, 13, 43),
+        offered(2, 3, 4, 1, 21),
+        offered(3, 3, 24, 11, 21, 22, 23, 63, 64, 65),
+    )
+    check(Case(requests, num_blocks=16, block_size=4, batching=Vllm(4, 4), latency=TIES))
