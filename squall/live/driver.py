@@ -46,6 +46,10 @@ class Driver:
         record: called after every event with what it led to, before the actions are performed.
         clock: nanoseconds, never decreasing.
         after: called at the end of every instant.
+
+    Attributes:
+        now: the latest instant.
+        failed: a machine (or the performer) raised.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Driver:
         after: Callable[[], None] | None = None,
     ) -> None:
         self.now: Nanos = 0
+        self.failed = False
         self._machines = dict(machines)
         self._perform = perform
         self._record = record
@@ -99,6 +104,7 @@ class Driver:
         try:
             self._run_instant()
         except BaseException:
+            self.failed = True
             self.stop()
             raise
         finally:

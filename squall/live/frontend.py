@@ -1,4 +1,4 @@
-"""What the API may ask of the head. Knows no HTTP, no workers and no machines: `live/head.py` implements it, tests use a small one."""
+"""What the API may ask of the head. Knows no HTTP, worker or machine: `live/head.py` implements it, tests use a small one."""
 
 from collections.abc import Sequence
 from typing import Protocol, Self

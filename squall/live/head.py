@@ -183,6 +183,11 @@ class Head:
         """Returns when the first replica takes requests."""
         await self._until(lambda: self.ready)
 
+    @property
+    def failed(self) -> bool:
+        """A bug stopped the machines: nothing is decided any more. Its traceback went to the loop's exception handler."""
+        return self._driver.failed
+
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new, finish what runs (for at most so long), and bring the fleet down."""
         self.draining = True

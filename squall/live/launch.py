@@ -88,7 +88,10 @@ class LocalLauncher:
         group = self._group(replica)
         worker = self._workers.get(group)
         if worker is None or worker.process.poll() is not None:
-            worker = self._workers[group] = self._spawn(group)
+            try:
+                worker = self._workers[group] = self._spawn(group)
+            except OSError as error:
+                raise ReplicaFailed(f"a worker cannot be started: {error}") from None
         self._wanted.add(replica)
         try:
             return (await worker.greeting()).address

@@ -115,7 +115,10 @@ async def _serve(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         with _signals() as (drain, stop):
+            _stop_on_bugs(head, drain, stop)
             await _until_stopped(config, head, listener, say, began, drain, stop)
+            if head.failed:
+                raise RuntimeError("a bug stopped the head; its traceback is above")
     finally:
         server.should_exit = True
         server.force_exit = stop.is_set()
@@ -148,6 +151,18 @@ async def _until_stopped(
     await asyncio.wait([draining, stopped], return_when=asyncio.FIRST_COMPLETED)
     draining.cancel()
     stopped.cancel()
+
+
+def _stop_on_bugs(head: Head, drain: asyncio.Event, stop: asyncio.Event) -> None:
+    """A head that decides nothing would keep its clients waiting for ever."""
+
+    def on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        loop.default_exception_handler(context)
+        if head.failed:
+            drain.set()
+            stop.set()
+
+    asyncio.get_running_loop().set_exception_handler(on_error)
 
 
 @contextlib.contextmanager

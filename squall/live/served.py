@@ -22,7 +22,7 @@ class ServedModel(Struct, frozen=True):
 
     Attributes:
         names: that clients may use; the first is the canonical one.
-        folder: the checkpoint; None where only the sizes are known.
+        folder: the checkpoint; None where only the sizes are known, or nothing else is in it.
         max_model_len: the longest prompt plus output, in tokens.
     """
 
@@ -33,9 +33,7 @@ class ServedModel(Struct, frozen=True):
 
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's, or one token a byte where there is none. Raises ModelError."""
-        if self.folder is None or not (self.folder / "tokenizer.json").is_file():
-            return ByteTokenizer()
-        return HfTokenizer(self.folder)
+        return ByteTokenizer() if self.folder is None else HfTokenizer(self.folder)
 
 
 def served_model(config: Config) -> ServedModel:
@@ -52,4 +50,6 @@ def served_model(config: Config) -> ServedModel:
     if longest > spec.max_position:
         raise ConfigError(f"replica.max_model_len is {longest}; {spec.name} knows {spec.max_position} positions at most")
     own_name = Path(name).name if folder is not None and Path(name).expanduser().exists() else name
+    if config.serve.engine == "emulated" and folder is not None and not (folder / "tokenizer.json").is_file():
+        folder = None
     return ServedModel(config.model.served_as or (own_name,), spec, folder, longest)

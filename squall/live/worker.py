@@ -164,8 +164,9 @@ class Worker:
             if host.session is not None:
                 host.session.close()
             host.thread.stop()
+        deadline = time.monotonic() + FLUSH_S  # a step may be long, and its thread is a daemon
         for host in self._hosts.values():
-            await asyncio.to_thread(host.thread.join, 1.0)
+            await asyncio.to_thread(host.thread.join, max(0.0, deadline - time.monotonic()))
 
 
 async def _read(requests: AsyncIterator[pb.ToReplica], session: Session) -> None:
@@ -208,6 +209,7 @@ async def _main(given: argparse.Namespace, hosts: Sequence[Host], config: Config
 
     def greet(address: str) -> None:
         print(json.dumps({"address": address, "replicas": given.replicas}), flush=True)  # noqa: T201
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads on: what a library prints must not fill the pipe
 
     await worker.serve(given.listen, greet)
     return int(worker.failed)

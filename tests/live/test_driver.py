@@ -156,6 +156,7 @@ async def test_a_bug_in_a_machine_stops_its_driver_and_reaches_the_loops_handler
     driver.post(REPLICA, ARRIVED, Priority.ARRIVAL)
     await settle()
     assert [str(error) for error in errors] == ["a bug"]
+    assert driver.failed
     assert machine.names == ["Arrived"]
 
 

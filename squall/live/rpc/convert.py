@@ -57,7 +57,7 @@ def _to_value(value: Any) -> Any:
             return to_message(value)
         case Enum():
             return f"{type(value).__name__.upper()}_{value.name}"
-        case tuple():
+        case tuple() if value and isinstance(value[0], Struct):
             return [_to_value(item) for item in value]
     return value
 
