@@ -44,7 +44,7 @@ SIZES = {
 }
 
 Checkpoint = Callable[..., Path]
-Oracle = Callable[[Path, Sequence[int]], Tensor]
+Oracle = Callable[..., Tensor]
 Forward = Callable[..., Tensor]
 Serve = Callable[..., dict[int, list[TokenOut]]]
 
@@ -77,17 +77,17 @@ def tiny(checkpoint: Checkpoint) -> Path:
 
 @pytest.fixture(scope="session")
 def oracle() -> Oracle:
-    """Logits of `transformers` for every position of a sequence, [tokens, vocabulary]."""
+    """Logits of `transformers` for the last `keep` positions of a sequence (0: all), [tokens, vocabulary]."""
     loaded: dict[Path, Any] = {}
 
-    def logits(folder: Path, tokens: Sequence[int]) -> Tensor:
+    def logits(folder: Path, tokens: Sequence[int], keep: int = 0) -> Tensor:
         with warnings.catch_warnings(), torch.inference_mode():
             warnings.simplefilter("ignore")
             from transformers import AutoModelForCausalLM
 
             if folder not in loaded:
                 loaded[folder] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-            return loaded[folder](torch.tensor([list(tokens)])).logits[0]  # type: ignore[no-any-return]
+            return loaded[folder](torch.tensor([list(tokens)]), logits_to_keep=keep).logits[0]  # type: ignore[no-any-return]
 
     return logits
 
