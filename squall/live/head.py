@@ -317,7 +317,8 @@ class Head:
         if address is not None:
             await self._launcher.kill(address)
         why = self._last_words.pop(replica, why)
-        self._over(replica, ReplicaLost(replica, why), f"replica {replica} is lost: {why}")
+        self._say(f"replica {replica} is lost: {why}")
+        self._over(replica, ReplicaLost(replica, why))
 
     def _stop(self, replica: ReplicaId) -> None:
         """The controller wants it gone; it has no requests, or none that the controller waits for."""
@@ -333,7 +334,7 @@ class Head:
         self._forget(replica)
         await self._launcher.stop(replica)
         self._stopping.discard(replica)
-        self._over(replica, ReplicaStopped(replica), f"replica {replica} has stopped")
+        self._over(replica, ReplicaStopped(replica))
 
     def _forget(self, replica: ReplicaId) -> None:
         """Hear nothing of it any more."""
@@ -342,9 +343,8 @@ class Head:
             self._past_queries += load.num_prefix_cache_queries
             self._past_hits += load.num_prefix_cache_hits
 
-    def _over(self, replica: ReplicaId, event: ReplicaLost | ReplicaStopped, line: str) -> None:
+    def _over(self, replica: ReplicaId, event: ReplicaLost | ReplicaStopped) -> None:
         self._tasks.pop(replica, None)
-        self._say(line)
         self._driver.post(CONTROLLER, event, Priority.END)
 
     def _cannot_serve(self, why: str) -> None:

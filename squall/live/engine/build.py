@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from squall.config import Config
@@ -61,14 +62,19 @@ def _num_blocks(config: Config, model: ServedModel, gpu: Gpu) -> int:
 
 
 def _accelerator(config: Config) -> Gpu:
-    """What the KV pool must fit into. A real GPU that the catalogue does not name is asked for its memory."""
+    """What the KV pool must fit into. Where only memory matters, no peaks are measured or looked up."""
     device = config.serve.device
-    if config.serve.engine == "emulated" or not device.startswith("cuda") or config.cluster.gpu.lower() != "cpu":
+    if config.serve.engine == "emulated" or config.cluster.gpu.lower() != "cpu":
         return resolve_gpu(config.cluster.gpu)
+    if not device.startswith("cuda"):
+        return _plain(device, "cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     import torch
 
     if not torch.cuda.is_available():
         raise ConfigError(f"serve.device is {device!r}, but this PyTorch sees no GPU; use 'cpu', or install a CUDA build")
-    _, memory = torch.cuda.mem_get_info(device)
+    return _plain(device, "gpu", torch.cuda.mem_get_info(device)[1])
+
+
+def _plain(name: str, kind: str, memory_bytes: int) -> Gpu:
     peaks = dict.fromkeys(("flops", "bandwidth", "link_bandwidth", "pcie_bandwidth", "usd_per_hour"), 0.0)
-    return Gpu(device, "gpu", fp8_flops=None, memory_bytes=memory, link="", price="", source="the driver", **peaks)
+    return Gpu(name, kind, fp8_flops=None, memory_bytes=memory_bytes, link="", price="", source="the system", **peaks)
