@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Self
 
 from msgspec.structs import replace
 
@@ -32,89 +30,23 @@ from squall.core.events import (
 )
 from squall.core.lifecycle import Phase
 from squall.core.router import Router
-from squall.core.types import CONTROLLER, ROUTER, MachineId, Nanos, ReplicaId, Request, RequestId
+from squall.core.types import CONTROLLER, ROUTER, MachineId, ReplicaId, Request, RequestId
 from squall.errors import ConfigError, Rejected, ReplicaFailed, SquallError
 from squall.eventlog import EventLog
 from squall.live.driver import Driver, Priority
 from squall.live.engine.hashing import block_hashes
-from squall.live.engine.interface import Job, Sampling, TokenOut
+from squall.live.engine.interface import Sampling, TokenOut
 from squall.live.engine.tokenizer import Tokenizer
 from squall.live.frontend import FrontendStats, ReplicaStats
 from squall.live.launch import Launcher
 from squall.live.rpc.client import SILENCE_S, ReplicaClient
 from squall.live.rpc.convert import ReplicaLoad
+from squall.live.stream import Stream
 
 GOODBYE_S = 2.0
 """How long a worker may take to end a session that it was asked to end."""
 
 NO_LOAD = ReplicaLoad(0, 0, 0, 0, 0, 0)
-
-
-class Stream:
-    """One request's tokens, from the workers to one client. Satisfies `TokenStream`.
-
-    Args:
-        request: as the router knows it.
-        prompt, sampling: what machines never see.
-        cancelled: called once, when the client gives up before the end.
-    """
-
-    def __init__(
-        self, request: Request, prompt: tuple[int, ...], sampling: Sampling, cancelled: Callable[[RequestId], None]
-    ) -> None:
-        self.request = request
-        self.output: list[int] = []
-        self.begun_at: Nanos | None = None
-        self._prompt = prompt
-        self._sampling = sampling
-        self._cancelled = cancelled
-        self._ready: deque[TokenOut] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._error: SquallError | None = None
-        self._over = False
-
-    @property
-    def queued(self) -> Nanos | None:
-        return None if self.begun_at is None else self.begun_at - self.request.arrived_at
-
-    @property
-    def job(self) -> Job:
-        """All that an engine needs to begin the request, or to go on with it."""
-        return Job(self.request.id, self._prompt, self._sampling, tuple(self.output), self.request.block_hashes)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> TokenOut:
-        while not self._ready:
-            if self._error is not None:
-                raise self._error
-            if self._over:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        return self._ready.popleft()
-
-    def cancel(self) -> None:
-        if not self._over:
-            self._over = True
-            self._cancelled(self.request.id)
-
-    def push(self, out: TokenOut) -> None:
-        self.output.append(out.token)
-        self._ready.append(out)
-        self._over = out.finish is not None
-        self._wake()
-
-    def fail(self, error: SquallError) -> None:
-        """No more tokens come."""
-        self._over = True
-        self._error = error
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 class Head:

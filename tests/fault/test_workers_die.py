@@ -10,8 +10,9 @@ import pytest
 
 from squall.errors import ConfigError, ReplicaFailed
 from squall.live.engine.interface import Sampling
-from squall.live.head import Head, Stream
+from squall.live.head import Head
 from squall.live.launch import LocalLauncher
+from squall.live.stream import Stream
 
 
 def ask(head: Head, seed: int, max_tokens: int = 60) -> Stream:

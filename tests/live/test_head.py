@@ -15,8 +15,9 @@ from squall.eventlog import open_log, read
 from squall.live.engine.interface import Sampling, TokenOut
 from squall.live.engine.tokenizer import ByteTokenizer
 from squall.live.frontend import Frontend
-from squall.live.head import Head, Stream
+from squall.live.head import Head
 from squall.live.session import Host
+from squall.live.stream import Stream
 from squall.live.worker import Worker
 from squall.policies.batching import Vllm
 from squall.policies.route import Pull

@@ -91,9 +91,12 @@ class Talk:
         self.client.send(WarmReplica(0))
         await self.ear.hears(Warmed)
 
-    def submit(self, id: int, max_tokens: int, prompt: int = 4, output: tuple[int, ...] = ()) -> None:
-        request = Request(id, 0, prompt, max_tokens, num_output_tokens=len(output))
-        self.client.send(Submitted(request), Job(id, tuple(range(prompt)), Sampling(max_tokens=max_tokens, seed=id), output))
+    def submit(
+        self, id: int, max_tokens: int, prompt: int = 4, output: tuple[int, ...] = (), hashes: tuple[int, ...] = ()
+    ) -> None:
+        request = Request(id, 0, prompt, max_tokens, num_output_tokens=len(output), block_hashes=hashes)
+        sampling = Sampling(max_tokens=max_tokens, seed=id)
+        self.client.send(Submitted(request), Job(id, tuple(range(prompt)), sampling, output, hashes))
 
 
 @asynccontextmanager
@@ -169,6 +172,20 @@ async def test_when_the_head_goes_away_all_is_freed_and_the_next_one_finds_the_w
             talk.submit(1, max_tokens=3)
             await talk.ear.finished()
         assert loads == [1]
+
+
+async def test_the_next_head_finds_no_block_taken_by_what_the_last_one_cached(make_host: Any, serving: Any) -> None:
+    host: Host = make_host(num_blocks=8)
+    async with serving([host]) as (_, address):
+        for _ in range(2):
+            async with talking(address) as talk:
+                await talk.bring_up()
+                talk.submit(1, max_tokens=1, prompt=32, hashes=tuple(range(1, 9)))
+                await talk.ear.finished()
+                assert talk.ear.order.count("finish") == 1
+            while host.session is not None:
+                await asyncio.sleep(0.001)
+    assert host.failed is None
 
 
 async def test_a_second_head_is_refused_and_the_first_does_not_notice(make_host: Any, serving: Any) -> None:
