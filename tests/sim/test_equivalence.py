@@ -3,8 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
@@ -24,6 +23,7 @@ ONE_MS = 16 * MILLISECOND
 TIES = Linear(fixed=ONE_MS)
 """Every step lasts one millisecond: ends, arrivals and other ends coincide all the time."""
 UNEVEN = Linear(fixed=16 * 731_003, token=16 * 1_117 + 5, context=333, work=7)
+ROUTES: list[Route] = [LeastLoaded(), RoundRobin(), Pull(2), Pull(5)]
 
 
 class Case(Struct, frozen=True):
@@ -177,7 +177,7 @@ def cases(draw: st.DrawFn) -> Case:
         num_blocks=least + draw(st.sampled_from([0, 1, 3, 10, 60])),
         block_size=size,
         batching=Vllm(seqs, draw(st.integers(seqs, 80)), prefix_cache=draw(st.booleans())),
-        route=draw(st.sampled_from([LeastLoaded(), RoundRobin(), Pull(2), Pull(5)])),
+        route=draw(st.sampled_from(ROUTES)),
         replicas=draw(st.integers(1, 3)),
         latency=draw(st.sampled_from([TIES, UNEVEN])),
         cancellations=tuple((r.arrived_at + after * MILLISECOND, r.id) for after, r in gone),
