@@ -32,7 +32,7 @@ def one(row: Tensor, **sampling: object) -> Draw:
 
 def shares(**sampling: object) -> Tensor:
     """How often each of the first five tokens is drawn, over many seeds."""
-    count = 4000
+    count = 1200
     states = [state_of(seed, **sampling) for seed in range(count)]  # type: ignore[arg-type]
     counts = Counter(choice.token for choice in draw(logits().expand(count, -1), states))
     assert max(counts) < 5
@@ -70,7 +70,7 @@ def test_noise_is_even_and_depends_on_seed_and_position_alone() -> None:
     ],
 )  # fmt: skip
 def test_tokens_come_as_often_as_they_should(sampling: dict[str, object], expected: Tensor) -> None:
-    torch.testing.assert_close(shares(**sampling), expected, atol=0.03, rtol=0)
+    torch.testing.assert_close(shares(**sampling), expected, atol=0.05, rtol=0)
 
 
 def test_a_nucleus_wider_than_the_first_look_is_found() -> None:
