@@ -80,7 +80,7 @@ def expected(smollm2: Path, oracle: Any, prompts: list[tuple[int, ...]], togethe
 
 
 def check(said: Outputs, together: Outputs, expected: dict[int, Tensor]) -> None:
-    """Every token is transformers' best. One that is not must tie with it and is reported; the rest of its sequence is its own."""
+    """Every token is transformers' best. One that is not must tie with it and is reported; what follows it is its own."""
     for request, tokens in said.items():
         for place, (token, logits) in enumerate(zip(tokens, expected[request], strict=True)):
             if token != (best := int(logits.argmax())):
