@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from squall.errors import ModelError
+from squall.errors import ModelError, RequestError
 from squall.live.engine.chat import ChatTemplate, without_template
 from squall.live.engine.jsonfile import read_json
 
@@ -26,7 +26,9 @@ class Tokenizer(Protocol):
     @property
     def eos_token_ids(self) -> frozenset[int]: ...
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Raises RequestError where the text holds a token that the model does not know."""
+        ...
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
@@ -89,7 +91,11 @@ class HfTokenizer:
         return self._eos_token_ids
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        tokens: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if tokens and max(tokens) >= self._vocab_size:  # tokens were added to the tokenizer but not to the model
+            name = self._backend.id_to_token(max(tokens))
+            raise RequestError(f"the text holds {name!r}, a token that this model has no embedding for", param="prompt")
+        return tokens
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(list(tokens), skip_special_tokens=skip_special_tokens))

@@ -81,6 +81,15 @@ def test_everything_that_ends_a_sequence_counts(byte_level: Path) -> None:
     assert HfTokenizer(byte_level).eos_token_ids == {7, 8, end}
 
 
+def test_a_token_that_the_model_does_not_know_is_the_clients_error(byte_level: Path) -> None:
+    (end,) = HfTokenizer(byte_level).encode("</s>")
+    (byte_level / "config.json").write_text(json.dumps({"vocab_size": end}))
+    tokenizer = HfTokenizer(byte_level)
+    assert tokenizer.encode("quick")
+    with pytest.raises(RequestError, match="the text holds '</s>', a token that this model has no embedding for"):
+        tokenizer.encode("quick</s>")
+
+
 def test_a_chat_becomes_a_prompt(byte_level: Path) -> None:
     tokenizer = HfTokenizer(byte_level)
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
