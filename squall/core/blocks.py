@@ -42,9 +42,8 @@ class BlockPool:
     def take(self, count: int) -> None:
         """Make `count` blocks private: free ones first, then evicted ones. There must be as many available."""
         self.num_available -= count
-        idle = self.idle
-        while len(idle) > self.num_available:
-            evicted, _ = idle.popitem(last=False)
+        for _ in range(len(self.idle) - self.num_available):
+            evicted, _ = self.idle.popitem(last=False)
             del self._uses[evicted]
 
     def oldest(self, count: int) -> tuple[BlockHash, ...]:
@@ -74,19 +73,21 @@ class BlockPool:
                 self.num_available -= 1
             uses[block] = count + 1
 
-    def share(self, block: BlockHash) -> bool:
-        """Turn a private block into a cached one with one user. False, and nothing changes, where the hash is held already."""
-        if block in self._uses:
-            return False
-        self._uses[block] = 1
-        return True
+    def share(self, hashes: Iterable[BlockHash]) -> tuple[BlockHash, ...]:
+        """Turn private blocks into cached ones with one user, and return them; one whose hash is held already stays private."""
+        shared = {block: 1 for block in hashes if block not in self._uses}
+        self._uses.update(shared)
+        return tuple(shared)
 
     def release(self, num_blocks: int, shared: Sequence[BlockHash]) -> None:
         """One user gives back its `num_blocks` blocks, of which those in `shared` are cached.
 
         The tail of a chain is useless without its head, so it becomes idle (and is evicted) first.
         """
-        self.num_available += num_blocks - len(shared)
+        self.num_available += num_blocks
+        if not shared:
+            return
+        self.num_available -= len(shared)
         uses = self._uses
         for block in reversed(shared):
             count = uses[block] - 1

@@ -74,9 +74,11 @@ class DecodeGroup:
 
     def advance(self, steps: int) -> int:
         """Do so many steps; returns the blocks that they took."""
-        taken = self.blocks(steps)
+        taken = 0
+        if self.size:
+            taken = self.blocks(steps) if steps > 1 else self._growth[self.step % self._block_size]
+            self.context += self.size * steps
         self.step += steps
-        self.context += self.size * steps
         return taken
 
     def next_blocks(self) -> int:
@@ -85,15 +87,13 @@ class DecodeGroup:
 
     def blocks(self, steps: int) -> int:
         """Blocks that the next `steps` steps take."""
-        if not self.size:
-            return 0
         growth = self._growth
-        at = self.step % self._block_size
-        if steps == 1:
-            return growth[at]
-        cycles, rest = divmod(steps, self._block_size)
-        over = at + rest - self._block_size
-        return cycles * self.size + (sum(growth[at : at + rest]) if over <= 0 else sum(growth[at:]) + sum(growth[:over]))
+        size = self._block_size
+        at = self.step % size
+        if at + steps <= size:
+            return sum(growth[at : at + steps])
+        cycles, rest = divmod(steps - size + at, size)
+        return sum(growth[at:]) + cycles * self.size + sum(growth[:rest])
 
     def steps_within(self, blocks: int) -> int:
         """Steps that take no more than `blocks` blocks: the most, or a multiple of the block size where that is many."""

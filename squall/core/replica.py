@@ -130,8 +130,9 @@ class Replica:
         self._busy = False
         steps = event.steps
         stopped = event.stopped
+        batch = self._batch
         taken = self.decodes.advance(steps)
-        for work, tokens in self._batch:
+        for work, tokens in batch:
             taken += self._new_blocks(work, tokens * steps)
         if taken:
             self.pool.take(taken)
@@ -140,18 +141,21 @@ class Replica:
             if work.joined != NEVER:
                 self._drop(work)
         first: list[RequestId] = []
-        if self._batch:
-            for work, tokens in self._batch:
+        if batch:
+            for work, tokens in batch:
                 self._prefill(work, tokens * steps, stopped, first)
-            self._batch.clear()
+            batch.clear()
             first.sort()
-        if self._cancelled:
-            gone = tuple(request for request in dict.fromkeys(self._cancelled) if request in self._running)
-            self._cancelled.clear()
-            for request in gone:
-                self._drop(self._running[request])
-            return self._begin_run(first, tuple(sorted(stopped + gone)), gone)
-        return self._begin_run(first, stopped, ())
+        gone = self._drop_cancelled() if self._cancelled else ()
+        return self._begin_run(first, tuple(sorted(stopped + gone)) if gone else stopped, gone)
+
+    def _drop_cancelled(self) -> tuple[RequestId, ...]:
+        """Those that have not stopped by themselves."""
+        gone = tuple(request for request in dict.fromkeys(self._cancelled) if request in self._running)
+        self._cancelled.clear()
+        for request in gone:
+            self._drop(self._running[request])
+        return gone
 
     def _prefill(self, work: Work, tokens: int, stopped: Sequence[RequestId], first: list[RequestId]) -> None:
         """`work` computed so many tokens; where that is the last of its prefill it produced one."""
@@ -159,8 +163,7 @@ class Replica:
         size = self.block_size
         work.blocks = -(-done // size)
         if work.hashes:
-            share = self.pool.share
-            work.shared += tuple(block for block in work.hashes[work.computed // size : done // size] if share(block))
+            work.shared += self.pool.share(work.hashes[work.computed // size : done // size])
         work.computed = done
         if done < work.target:
             return
@@ -261,7 +264,7 @@ class Replica:
             cached = self._admit(work)
             batch.append((work, tokens))
             chunks.append(Chunk(work.request.id, cached, tokens, cached, cached + tokens == work.target))
-        if plan.admit and self._need(1) > self.pool.num_available:
+        if self._need(1) > self.pool.num_available:
             raise ValueError(f"{type(self.policy).__name__} admitted more than the {self.free_blocks} free blocks can hold")
         return tuple(chunks)
 
@@ -285,9 +288,13 @@ class Replica:
     def _within_cache(self, steps: int) -> tuple[int, tuple[BlockHash, ...]]:
         """As `_within`, where blocks may be evicted, but no further than the plan surely holds; and what may be evicted."""
         pool = self.pool
-        steps = self._within(steps, pool.num_free + min(len(pool.idle), EVICTED_AT_ONCE))
-        evictable = pool.oldest(max(0, self._need(steps) - pool.num_free))
-        if evictable and steps > 1:
+        if steps > 1:
+            steps = self._within(steps, pool.num_free + min(len(pool.idle), EVICTED_AT_ONCE))
+        evicted = self._need(steps) - pool.num_free
+        if evicted <= 0:
+            return steps, ()
+        evictable = pool.oldest(evicted)
+        if steps > 1:
             # The plan rests on these cached blocks: it holds until the first of them is evicted.
             watched = self._watched()
             for i, block in enumerate(evictable):
@@ -302,7 +309,8 @@ class Replica:
     def _within(self, steps: int, blocks: int) -> int:
         """The most steps, at least 1 and at most `steps`, that take no more than `blocks`."""
         if not self._batch:
-            return max(1, min(steps, self.decodes.steps_within(blocks)))
+            within = self.decodes.steps_within(blocks) or 1
+            return within if within < steps else steps
         if self._need(steps) <= blocks:
             return steps
         low, high = 1, max(1, steps)
@@ -316,9 +324,13 @@ class Replica:
 
     def _need(self, steps: int) -> int:
         """Blocks that the run takes in `steps` steps."""
-        return self.decodes.blocks(steps) + sum(self._new_blocks(work, tokens * steps) for work, tokens in self._batch)
+        blocks = self.decodes.blocks(steps)
+        for work, tokens in self._batch:
+            blocks += self._new_blocks(work, tokens * steps)
+        return blocks
 
     def _chunk_blocks(self, plan: Plan) -> int:
+        """Blocks that the next step's pieces of the requests in prefill take."""
         return sum(self._new_blocks(work, tokens) for work, tokens in zip(self.prefilling, plan.chunks, strict=False))
 
     def _new_blocks(self, work: Work, tokens: int) -> int:
