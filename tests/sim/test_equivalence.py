@@ -2,7 +2,9 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from random import Random
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
@@ -241,3 +243,31 @@ def test_a_prompt_that_is_computed_in_pieces_shares_a_block_or_not_by_when_the_o
         offered(3, 3, 24, 11, 21, 22, 23, 63, 64, 65),
     )
     check(Case(requests, num_blocks=16, block_size=4, batching=Vllm(4, 4), latency=TIES))
+
+
+def crowd(num_requests: int, gap_ms: float, quantum_ms: int, *, seed: int, shared: bool = False) -> tuple[OfferedRequest, ...]:
+    dice = Random(seed)
+    at = 0.0
+    requests = []
+    for id in range(num_requests):
+        at += dice.expovariate(1 / gap_ms)
+        prompt = dice.randint(1, 200)
+        hashes = chain(dice.randint(1, 5), dice.randint(0, 12), id, prompt // 16) if shared else ()
+        arrived_at = int(at) // quantum_ms * quantum_ms * MILLISECOND
+        requests.append(OfferedRequest(id, arrived_at, prompt, dice.randint(1, 120), block_hashes=hashes))
+    return tuple(requests)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_thousands_of_preemptions_fall_on_the_same_requests_at_the_same_instants(shared: bool) -> None:
+    requests = crowd(1_500, gap_ms=2, quantum_ms=1, seed=5, shared=shared)
+    record, _ = check(Case(requests, num_blocks=22, block_size=16, batching=Vllm(24, 48), replicas=2))
+    assert sum(row.preemptions for row in record.requests) > 2_000
+
+
+def test_late_binding_over_many_replicas_gives_every_request_to_the_same_one() -> None:
+    requests = crowd(600, gap_ms=5, quantum_ms=10, seed=8)
+    case = Case(requests, num_blocks=200, block_size=16, batching=Vllm(16, 256), route=Pull(6), replicas=5, latency=TIES)
+    record, observer = check(case)
+    assert {row.replica for row in record.requests} == {0, 1, 2, 3, 4}
+    assert observer.num_runs * 3 < record.num_steps
