@@ -23,18 +23,33 @@ LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
 
-def read_prompt(fields: Fields, tokenizer: Tokenizer) -> str:
-    """The conversation as the model's chat template writes it.
+def read_prompt(fields: Fields, tokenizer: Tokenizer, window: int) -> str:
+    """The conversation as the model's chat template writes it; `window` is the longest context.
 
     Raises:
         RequestError: naming the message, or what the template says.
     """
-    messages = read_messages(fields.get("messages"))
+    given = fields.get("messages")
+    check_number(given, window)
+    messages = read_messages(given)
     variables = fields.get("chat_template_kwargs")
     if variables is not None and (not isinstance(variables, dict) or RESERVED & variables.keys()):
         raise wrong("chat_template_kwargs", "an object without self, messages and add_generation_prompt", variables)
     generate = fields.boolean("add_generation_prompt", True)
     return tokenizer.render_chat(messages, add_generation_prompt=generate, **(variables or {}))
+
+
+def check_number(messages: Any, window: int) -> None:
+    """Refuse at a glance what is hopelessly long: each message and each part of one is a token at the least."""
+    if not isinstance(messages, list):
+        return
+    contents = (message.get("content") for message in messages[: window + 1] if isinstance(message, dict))
+    number = max(len(messages), sum(len(content) for content in contents if isinstance(content, list)))
+    if number > window:
+        raise RequestError(
+            f"messages: {number} messages or parts of them do not fit the context of {window} tokens",
+            param="messages", code="context_length_exceeded",
+        )  # fmt: skip
 
 
 def read_messages(value: Any) -> list[dict[str, Any]]:

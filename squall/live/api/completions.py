@@ -21,14 +21,17 @@ from squall.live.frontend import Frontend
 DEFAULT_MAX_TOKENS = 16
 
 
-def read_prompts(fields: Fields, vocab_size: int) -> list[str] | list[tuple[int, ...]]:
-    """Texts, or prompts that are tokens already; at least one, none of them empty."""
+def read_prompts(fields: Fields, vocab_size: int, window: int) -> list[str] | list[tuple[int, ...]]:
+    """Texts, or prompts that are tokens already; at least one, none of them empty.
+
+    Lengths are looked at first: a body of many megabytes must not keep everyone waiting while each of its tokens is checked.
+    """
     value = fields.get("prompt")
-    is_one = isinstance(value, str) or (isinstance(value, list) and bool(value) and all(map(is_integer, value)))
-    if is_one:
+    if isinstance(value, str) or (isinstance(value, list) and value and is_integer(value[0])):
         value = [value]
     if not isinstance(value, list) or not value:
         raise wrong("prompt", "a string, an array of strings, an array of token ids or an array of such arrays", value)
+    order.check_num_choices(len(value), 1)
     if all(isinstance(prompt, str) for prompt in value):
         texts: list[str] = value
         if not all(texts):
@@ -39,6 +42,7 @@ def read_prompts(fields: Fields, vocab_size: int) -> list[str] | list[tuple[int,
             raise wrong("prompt", "strings only, or arrays of token ids only", prompt)
         if not prompt:
             raise RequestError("prompt: is empty; it needs at least one token", param="prompt")
+    order.check_window(value, None, "prompt", window)
     return [order.check_token_ids(prompt, "prompt", vocab_size) for prompt in value]
 
 

@@ -61,7 +61,7 @@ class Fields:
     @property
     def num_unknown(self) -> int:
         """How many fields nobody asked for."""
-        return len(self._body.keys() - self._read)
+        return len(self._body) - sum(name in self._body for name in self._read)
 
     def boolean(self, name: str, default: bool) -> bool:
         value = self.get(name)

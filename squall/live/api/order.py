@@ -20,6 +20,9 @@ from squall.live.frontend import Frontend
 MAX_CHOICES = 2048
 """The most sub-requests (prompts times choices) that one request may start."""
 
+MAX_STOP_CHARACTERS = 1024
+"""The longest stop string: at every token, the text's end is compared with the beginnings of all."""
+
 
 class Order(Struct, frozen=True):
     """One API request, checked and tokenised.
@@ -161,6 +164,8 @@ def read_stop(fields: Fields) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(stops, list) or len(stops) > 4 or not all(isinstance(stop, str) and stop for stop in stops):
         raise wrong("stop", "a string or an array of up to 4 strings, none of them empty", value)
+    if (longest := max(map(len, stops), default=0)) > MAX_STOP_CHARACTERS:
+        raise RequestError(f"stop: of {longest} characters; at most {MAX_STOP_CHARACTERS} are compared", param="stop")
     return tuple(stops)
 
 
@@ -170,6 +175,8 @@ def read_stop_token_ids(fields: Fields, vocab_size: int) -> tuple[int, ...]:
         return ()
     if not isinstance(value, list):
         raise wrong("stop_token_ids", "an array of token ids", value)
+    if len(value) > vocab_size:
+        raise wrong("stop_token_ids", f"at most the {vocab_size} tokens that there are", value)
     return check_token_ids(value, "stop_token_ids", vocab_size)
 
 
@@ -192,6 +199,8 @@ def read_logit_bias(fields: Fields, vocab_size: int) -> dict[int, float] | None:
         return None
     if not isinstance(value, dict):
         raise wrong("logit_bias", "an object of token ids and biases", value)
+    if len(value) > vocab_size:
+        raise RequestError(f"logit_bias: {len(value)} biases for a vocabulary of {vocab_size} tokens", param="logit_bias")
     biases: dict[int, float] = {}
     offenders = []
     for key, bias in value.items():

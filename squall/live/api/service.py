@@ -26,7 +26,7 @@ from squall.live.api.order import Order
 from squall.live.frontend import Frontend
 
 LONG_TEXT = 20_000
-"""From so many characters on, text is tokenised in a thread: other streams go on meanwhile."""
+"""From so many characters (or tokens) on, tokenising goes on in a thread: other streams go on meanwhile."""
 
 PLAIN_TEXT = (b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
 
@@ -78,25 +78,29 @@ class Service:
 
     async def _read_completion(self, fields: Fields, model: str) -> tuple[Order, Shape]:
         tokenizer = self._frontend.tokenizer
-        given = completions.read_prompts(fields, tokenizer.vocab_size)
+        given = completions.read_prompts(fields, tokenizer.vocab_size, self._frontend.max_model_len)
         special = fields.boolean("add_special_tokens", True)
-        prompts = [await self._encode(prompt, special) if isinstance(prompt, str) else prompt for prompt in given]
+        encoded = await self._encode_all([prompt for prompt in given if isinstance(prompt, str)], special)
+        prompts: list[Sequence[int]] = [*encoded] or [prompt for prompt in given if not isinstance(prompt, str)]
         wanted = completions.read_order(fields, self._frontend, model, prompts)
         echoes = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in given] if wanted.echo else []
         return wanted, CompletionShape(wanted, echoes, tokenizer)
 
     async def _chat_prompt(self, fields: Fields) -> list[int]:
         try:
-            text = chat.read_prompt(fields, self._frontend.tokenizer)
+            text = chat.read_prompt(fields, self._frontend.tokenizer, self._frontend.max_model_len)
         except RecursionError:
             raise RequestError("messages: nested too deeply", param="messages") from None
         return await self._encode(text, fields.boolean("add_special_tokens", False))
 
     async def _encode(self, text: str, special: bool) -> list[int]:
-        encode = self._frontend.tokenizer.encode
-        if len(text) < LONG_TEXT:
-            return encode(text, add_special_tokens=special)
-        return await asyncio.to_thread(encode, text, add_special_tokens=special)
+        return (await self._encode_all([text], special))[0]
+
+    async def _encode_all(self, texts: Sequence[str], special: bool) -> list[list[int]]:
+        def encode() -> list[list[int]]:
+            return [self._frontend.tokenizer.encode(text, add_special_tokens=special) for text in texts]
+
+        return encode() if sum(map(len, texts)) < LONG_TEXT else await asyncio.to_thread(encode)
 
     # -- tokens and text
 
@@ -118,10 +122,14 @@ class Service:
         tokens = fields.get("tokens")
         if not isinstance(tokens, list):
             raise RequestError("tokens: expected an array of token ids", param="tokens")
-        tokenizer = self._frontend.tokenizer
-        known = order.check_token_ids(tokens, "tokens", tokenizer.vocab_size)
         skip = fields.boolean("skip_special_tokens", False)
-        await exchange.reply_json({"prompt": tokenizer.decode(known, skip_special_tokens=skip)})
+
+        def decode() -> str:
+            tokenizer = self._frontend.tokenizer
+            return tokenizer.decode(order.check_token_ids(tokens, "tokens", tokenizer.vocab_size), skip_special_tokens=skip)
+
+        text = decode() if len(tokens) < LONG_TEXT else await asyncio.to_thread(decode)
+        await exchange.reply_json({"prompt": text})
 
     async def _fields_for_model(self, exchange: Exchange) -> Fields:
         """The body; its model, which may be left out here, is a known one."""

@@ -17,6 +17,9 @@ from torch import Tensor
 from squall.live.engine.interface import Sampling
 from squall.live.engine.sequence import Candidate, SequenceState
 
+LOWEST_TEMPERATURE = 1e-6
+"""What is colder counts as this: single precision cannot divide by less, and the best token has all the weight long before."""
+
 
 class Draw(Struct, frozen=True):
     """A chosen token; `logprob` and `top` where they were asked for."""
@@ -81,8 +84,12 @@ def _adjust(row: Tensor, state: SequenceState) -> Tensor:
 
 
 def _choose(row: Tensor, sampling: Sampling, noise: float) -> int:
-    """Where `noise` falls in the cumulative distribution, in order of token ids."""
-    weights = ((row - row.max()) / sampling.temperature).exp()  # the best token weighs 1
+    """Where `noise` falls in the cumulative distribution, in order of token ids.
+
+    A row that makes no distribution (all tokens forbidden, or a model that yields no numbers) gives a token all the same: one
+    strange request must not take down the replica that it shares with others.
+    """
+    weights = ((row - row.max()) / max(sampling.temperature, LOWEST_TEMPERATURE)).exp()  # the best token weighs 1
     if sampling.min_p > 0.0:
         weights = weights * (weights >= sampling.min_p)
     if 0 < sampling.top_k < weights.shape[0]:
@@ -90,6 +97,8 @@ def _choose(row: Tensor, sampling: Sampling, noise: float) -> int:
     if sampling.top_p < 1.0:
         weights = weights * (weights >= _nucleus_floor(weights, sampling.top_p))
     cumulative = weights.to(torch.float64).cumsum(dim=0)
+    if not 0.0 < float(cumulative[-1]) < torch.inf:  # also when it is no number
+        return int(row.argmax())
     return int(torch.searchsorted(cumulative, cumulative[-1] * noise, right=True))
 
 

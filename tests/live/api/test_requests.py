@@ -1,5 +1,6 @@
 """Fields: what is accepted, what is refused and how, and that nothing a client sends is ever our mistake."""
 
+import threading
 from typing import Any
 
 import httpx
@@ -76,6 +77,57 @@ async def test_a_wrong_field_is_400_and_the_message_says_what_would_be_right(cha
 async def test_a_wrong_field_of_a_completion_is_400(complete: Any, fields: Any, message: str) -> None:
     answer = await complete(**fields)
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"prompt": [65] * 600 + ["not looked at"]}, "context_length_exceeded"),
+        ({"prompt": [[65], [65] * 600 + ["not looked at"]]}, "context_length_exceeded"),
+        ({"prompt": ["not tokenised"] * 3000}, "invalid_value"),
+        ({"prompt": [["not looked at"]] * 3000}, "invalid_value"),
+        ({"stop": "x" * 1025}, "invalid_value"),
+        ({"stop_token_ids": ["not looked at"] * 300}, "invalid_value"),
+        ({"logit_bias": {f"not looked at {i}": 1 for i in range(300)}}, "invalid_value"),
+    ],
+)
+async def test_what_is_too_long_is_refused_before_each_of_its_parts_is_looked_at(
+    complete: Any, head: Any, monkeypatch: pytest.MonkeyPatch, fields: Any, code: str
+) -> None:
+    if isinstance(fields.get("prompt"), list):
+        monkeypatch.setattr(head.tokenizer, "encode", None)
+    answer = await complete(**fields)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
+    assert "not looked at" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "a"}] * 512 + ["not looked at"],
+        [{"role": "user", "content": [{"type": "text", "text": "a"}] * 512 + ["not looked at"]}],
+    ],
+)
+async def test_more_messages_than_the_context_has_tokens_are_refused_unread(chat: Any, messages: Any) -> None:
+    error = (await chat(messages=messages)).json()["error"]
+    assert error["message"] == "messages: 513 messages or parts of them do not fit the context of 512 tokens"
+    assert error["code"] == "context_length_exceeded"
+
+
+async def test_long_texts_and_many_are_tokenised_beside_the_loop(complete: Any, head: Any, client: Any) -> None:
+    threads: set[int] = set()
+    encode = head.tokenizer.encode
+
+    def noted(text: str, *, add_special_tokens: bool = True) -> Any:
+        threads.add(threading.get_ident())
+        return encode(text, add_special_tokens=add_special_tokens)
+
+    head.tokenizer.encode = noted
+    assert (await complete(prompt=["a" * 19_000] * 2)).status_code == 400
+    assert (await client.post("/tokenize", json={"prompt": "a" * 30_000})).json()["count"] == 30_001
+    assert threads and threading.get_ident() not in threads
+    back = await client.post("/detokenize", json={"tokens": [97] * 30_000})
+    assert back.json() == {"prompt": "a" * 30_000}
 
 
 async def test_every_sampling_field_reaches_the_engine(chat: Any, head: Any) -> None:

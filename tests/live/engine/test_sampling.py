@@ -138,3 +138,22 @@ def test_the_noise_of_a_token_is_that_of_its_position() -> None:
     row = torch.zeros(1, 258)
     assert draw(row, [fresh]) == draw(row, [continued])
     assert len({draw(row, [state_of(9, prompt=(1,) * length)])[0].token for length in range(1, 30)}) > 20
+
+
+@pytest.mark.parametrize(
+    ("row", "sampling"),
+    [
+        (logits(), {"temperature": 5e-324}),
+        (logits(), {"temperature": 1e-300, "top_p": 0.5, "top_k": 3, "min_p": 0.1}),
+        (logits(), {"min_tokens": 9, "stop_token_ids": tuple(range(258))}),
+        (torch.full((258,), torch.nan), {}),
+        (torch.full((258,), torch.nan), {"top_p": 0.5, "top_k": 3}),
+        (torch.full((258,), torch.inf), {}),
+    ],
+)
+def test_what_makes_no_distribution_still_gives_a_token(row: Tensor, sampling: dict[str, object]) -> None:
+    assert 0 <= one(row, **sampling).token < 258
+
+
+def test_the_coldest_temperature_is_greedy() -> None:
+    assert {one(logits(), seed=seed, temperature=5e-324).token for seed in range(20)} == {1}
