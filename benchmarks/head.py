@@ -47,6 +47,8 @@ def served(directory: Path) -> Iterator[tuple[str, int]]:
                 port = int(rest.partition(";")[0])
             if line.startswith("ready"):
                 break
+        if not port:
+            sys.exit("squall serve did not come up")
         try:
             yield host, port
         finally:
@@ -55,11 +57,20 @@ def served(directory: Path) -> Iterator[tuple[str, int]]:
 
 
 async def first_bytes(host: str, port: int, prompts: Iterator[int], num_tokens: int) -> dict[int, float]:
-    """One client's answers, one after the other: for each length of prompt the seconds until the first token's bytes."""
+    """One client's answers, one after the other: for each length of prompt the seconds until the first token's bytes.
+
+    Answers are `num_tokens` long or up to twice that, lest all clients keep step.
+    """
     taken = {}
     reader, writer = await asyncio.open_connection(host, port)
     for length in prompts:
-        order = {"model": "llama-3.1-8b", "prompt": [1] * length, "max_tokens": num_tokens, "stream": True, "seed": length}
+        order = {
+            "model": "llama-3.1-8b",
+            "prompt": [1] * length,
+            "max_tokens": num_tokens + 7 * length % num_tokens,
+            "stream": True,
+            "seed": length,
+        }
         body = json.dumps(order).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n"
         began = time.perf_counter()
@@ -100,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="just enough to see that it runs")
     smoke = parser.parse_args().smoke
-    num_clients, num_requests, num_tokens = (4, 8, 4) if smoke else (16, 640, 32)
+    num_clients, num_requests, num_tokens = (4, 8, 4) if smoke else (16, 640, 24)
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch) / "run"
         with served(directory) as (host, port):

@@ -146,10 +146,10 @@ class EmulatedEngine:
         stopped: tuple[RequestId, ...] = ()
         for price in self._prices(action):
             self._take_blocks(action.chunks, done, evictable)
+            tokens = self._finish_step(action.chunks, done)  # now, while the engine that we pretend to be computes
             deadline += price
             time.sleep(max(0, deadline - time.monotonic_ns()) / 1e9)
             self._busy_until = deadline
-            tokens = self._finish_step(action.chunks, done)
             done += 1
             if tokens:
                 emit(tokens)
