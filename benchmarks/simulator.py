@@ -1,4 +1,4 @@
-"""How many requests a second of CPU the simulator serves. Claim: at least 30,000 on one core for the first case.
+"""How many requests a second of CPU the simulator serves. Target: at least 30,000 on one core for the first case.
 
     python benchmarks/simulator.py [--smoke]
 
@@ -88,7 +88,7 @@ def measure_command(config: Config, repeats: int) -> None:
             command = [sys.executable, "-m", "squall", "simulate", str(path), "--out", f"{folder}/run{i}"]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             times.append(time.perf_counter() - began)
-    print(f"the first case as a command, start-up included: {median(times):.2f} s wall (claim: under 1 s)")
+    print(f"the first case as a command, start-up included: {median(times):.2f} s wall (target: under 1 s)")
 
 
 def main() -> None:
