@@ -5,9 +5,16 @@ Each row restates the config.json that its publisher put on the Hugging Face hub
 
 import difflib
 from pathlib import Path
+from typing import Any
 
 from squall.errors import ModelError
-from squall.perf.model import ModelSpec, read_model
+from squall.perf.catalogue_mixed import MIXED
+from squall.perf.model import ModelSpec, read_model, spec_from_config
+
+_COLUMNS = (
+    "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+    "vocab_size", "max_position_embeddings",
+)  # fmt: skip
 
 # Hub name | family | layers | hidden | heads | KV heads | head_dim | MLP | vocabulary | positions | tied
 _SIZES = """
@@ -30,8 +37,17 @@ codellama/CodeLlama-34b-Instruct-hf   llama    48  8192  64   8  128  22016   32
 mistralai/Mistral-7B-v0.1             mistral  32  4096  32   8  128  14336   32000   32768  -
 mistralai/Mistral-7B-Instruct-v0.3    mistral  32  4096  32   8  128  14336   32768   32768  -
 mistralai/Mistral-Nemo-Instruct-2407  mistral  40  5120  32   8  128  14336  131072  131072  -
+mistralai/Mistral-Small-24B-Instruct-2501  mistral  40  5120  32   8  128  32768  131072   32768  -
+deepseek-ai/DeepSeek-R1-Distill-Llama-8B   llama    32  4096  32   8  128  14336  128256  131072  -
+deepseek-ai/DeepSeek-R1-Distill-Llama-70B  llama    80  8192  64   8  128  28672  128256  131072  -
+deepseek-ai/DeepSeek-R1-Distill-Qwen-7B    qwen2    28  3584  28   4  128  18944  152064  131072  -
+internlm/internlm2_5-7b-chat          internlm2  32  4096  32   8  128  14336   92544   32768  -
+internlm/internlm2-20b                internlm2  48  6144  48   8  128  16384   92544   32768  -
 Qwen/Qwen2.5-0.5B-Instruct            qwen2    24   896  14   2   64   4864  151936   32768  tied
 Qwen/Qwen2.5-7B-Instruct              qwen2    28  3584  28   4  128  18944  152064   32768  -
+Qwen/Qwen2.5-1.5B-Instruct            qwen2    28  1536  12   2  128   8960  151936   32768  tied
+Qwen/Qwen2.5-14B-Instruct             qwen2    48  5120  40   8  128  13824  152064   32768  -
+Qwen/Qwen2.5-32B-Instruct             qwen2    64  5120  40   8  128  27648  152064   32768  -
 Qwen/Qwen2.5-72B-Instruct             qwen2    80  8192  64   8  128  29568  152064   32768  -
 Qwen/Qwen3-0.6B                       qwen3    28  1024  16   8  128   3072  151936   40960  tied
 Qwen/Qwen3-8B                         qwen3    36  4096  32   8  128  12288  151936   40960  -
@@ -54,23 +70,33 @@ _ALIASES = {
     "codellama-34b": "codellama/CodeLlama-34b-Instruct-hf",
     "mistral-7b": "mistralai/Mistral-7B-Instruct-v0.3",
     "mistral-nemo": "mistralai/Mistral-Nemo-Instruct-2407",
+    "mistral-small-24b": "mistralai/Mistral-Small-24B-Instruct-2501",
+    "mistral-24b": "mistralai/Mistral-Small-24B-Instruct-2501",
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
+    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
+    "qwen2.5-14b": "Qwen/Qwen2.5-14B-Instruct",
+    "qwen2.5-32b": "Qwen/Qwen2.5-32B-Instruct",
     "qwen2.5-7b": "Qwen/Qwen2.5-7B-Instruct",
     "qwen2.5-72b": "Qwen/Qwen2.5-72B-Instruct",
     "phi-3.5-mini": "microsoft/Phi-3.5-mini-instruct",
+    "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
+    "mixtral-8x22b": "mistralai/Mixtral-8x22B-v0.1",
 }
 
 
-def _spec(row: str) -> ModelSpec:
+def _config(row: str) -> tuple[str, dict[str, Any]]:
+    """The hub name and the config.json that a line of the table stands for."""
     name, family, *sizes, tied = row.split()
-    layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, positions = map(int, sizes)
-    return ModelSpec(
-        name, family, layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, positions,
-        tied=tied == "tied", qkv_bias=family == "qwen2", qk_norm=family == "qwen3", sliding_window=_WINDOWS.get(name),
-    )  # fmt: skip
+    config: dict[str, Any] = dict(zip(_COLUMNS, map(int, sizes), strict=True))
+    return name, config | {"model_type": family, "tie_word_embeddings": tied == "tied", "sliding_window": _WINDOWS.get(name)}
 
 
-MODELS: dict[str, ModelSpec] = {spec.name: spec for spec in map(_spec, _SIZES.strip().splitlines())}
+def _models() -> dict[str, ModelSpec]:
+    configs = dict(map(_config, _SIZES.strip().splitlines())) | MIXED
+    return {name: spec_from_config(config, place=f"the catalogue's {name}", name=name) for name, config in configs.items()}
+
+
+MODELS: dict[str, ModelSpec] = _models()
 """By the name on the hub."""
 
 

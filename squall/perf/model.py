@@ -1,154 +1,54 @@
-"""What a model is to the performance models: its sizes, read from a Hugging Face config.json.
+"""Reads a Hugging Face config.json into a `ModelSpec`.
 
-Knows no weights, no tokenizer and no hardware. A configuration that leaves a size open, contradicts itself or describes
-another architecture (mixture of experts, latent attention, ...) is refused by name: a guess here would mis-size every
-answer behind it.
+Knows no weights, no tokenizer and no hardware. A configuration that leaves a size open, contradicts itself or describes an
+architecture that `families` does not know is refused by name: a guess here would mis-size every answer behind it.
 """
 
 import json
+from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec.structs import replace
 
-from squall.errors import ConfigError, ModelError
+from squall.errors import ModelError
+from squall.perf.dtypes import DTYPE_BYTES, DTYPE_NAMES, dtype_bytes, dtype_name
+from squall.perf.families import FAMILIES, Family
+from squall.perf.fields import Fields
+from squall.perf.quantization import Exclusions, Quantization, read_modelopt, read_quantization
+from squall.perf.spec import Layers, ModelSpec
 
-DTYPE_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}
-DTYPE_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
+__all__ = ["FAMILIES", "ModelSpec", "dtype_bytes", "dtype_name", "read_model", "spec_from_config"]
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "internlm2")
-"""Model types whose layer is: norm, attention with grouped heads, norm, gated MLP; all linear, no experts."""
+MOST_LAYERS = 2000
+"""More than any model has; a number beyond it is a mistake, and reading would take for ever."""
 
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
-_QUANTIZED = {"fp8": "fp8", "fbgemm_fp8": "fp8", "awq": "int4", "gptq": "int4", "modelopt": "fp8"}
-
-
-class ModelSpec(Struct, frozen=True):
-    """The sizes of a decoder-only transformer of the Llama family.
-
-    Attributes:
-        name: for reports.
-        family: the `model_type` of its config.json.
-        sliding_window: tokens a layer attends to at most; None attends to all. Prices and KV sizes ignore it (an upper bound).
-        qkv_bias, out_bias, mlp_bias: which projections have one.
-        qk_norm: queries and keys are normalised a head.
-        dtype: of activations, embeddings and head ("bf16", ...).
-        weight_dtype: of the layers' matrices, where quantised; otherwise `dtype`.
-    """
-
-    name: str
-    family: str
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    vocab_size: int
-    max_position: int
-    tied: bool = False
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    sliding_window: int | None = None
-    dtype: str = "bf16"
-    weight_dtype: str = "bf16"
-
-    @property
-    def q_size(self) -> int:
-        return self.num_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        """Width of the keys of one layer; the values are as wide."""
-        return self.num_kv_heads * self.head_dim
-
-    @property
-    def layer_matrices(self) -> int:
-        """Parameters in the matrices of one layer: query, key, value, output, gate, up, down."""
-        attention = self.hidden_size * (2 * self.q_size + 2 * self.kv_size)
-        return attention + 3 * self.hidden_size * self.intermediate_size
-
-    @property
-    def layer_vectors(self) -> int:
-        """Parameters in the norms and biases of one layer."""
-        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
-        biases = (self.q_size + 2 * self.kv_size if self.qkv_bias else 0) + (self.hidden_size if self.out_bias else 0)
-        return norms + biases + (2 * self.intermediate_size + self.hidden_size if self.mlp_bias else 0)
-
-    @property
-    def embedding_params(self) -> int:
-        """Embedding and head; one matrix serves as both where they are tied."""
-        return self.vocab_size * self.hidden_size * (1 if self.tied else 2)
-
-    @property
-    def num_params(self) -> int:
-        return self.num_layers * (self.layer_matrices + self.layer_vectors) + self.embedding_params + self.hidden_size
-
-    def check_tp(self, tp: int) -> None:
-        """Raises ConfigError unless `tp` GPUs can share every matrix evenly."""
-        if not self.can_share(tp):
-            sizes = f"{self.num_heads} heads, {self.num_kv_heads} KV heads and {self.intermediate_size} MLP columns"
-            possible = ", ".join(str(n) for n in range(1, 17) if self.can_share(n))
-            raise ConfigError(f"replica.tp is {tp}, but {self.name} has {sizes}, which divide by {possible}: use one of these")
-
-    def can_share(self, tp: int) -> bool:
-        """Whether `tp` GPUs can each hold an even share; KV heads may be copied instead of split."""
-        if tp < 1 or self.num_heads % tp or self.intermediate_size % tp:
-            return False
-        return self.num_kv_heads % tp == 0 or tp % self.num_kv_heads == 0
-
-    def kv_heads_per_gpu(self, tp: int) -> int:
-        """KV heads that each GPU keeps; with more GPUs than KV heads each head is kept more than once."""
-        return max(1, self.num_kv_heads // tp)
-
-    def kv_bytes_per_token(self, kv_dtype: str, tp: int = 1) -> int:
-        """Bytes of KV cache that one token needs on each GPU, all layers together."""
-        return int(2 * self.num_layers * self.kv_heads_per_gpu(tp) * self.head_dim * dtype_bytes(kv_dtype))
-
-    def weight_bytes(self, tp: int = 1, dtype: str = "auto") -> int:
-        """Bytes of weights on each GPU. `dtype` replaces the checkpoint's own; norms and biases are kept on every GPU."""
-        plain, quantised = self.dtypes(dtype)
-        kv_copies = self.kv_heads_per_gpu(tp) * tp / self.num_kv_heads
-        copied = 2 * self.hidden_size * self.kv_size * (kv_copies - 1)
-        matrices = self.num_layers * (self.layer_matrices + copied) / tp * dtype_bytes(quantised)
-        vectors = (self.num_layers * self.layer_vectors + self.hidden_size) * dtype_bytes(plain)
-        return int(matrices + vectors + self.embedding_params / tp * dtype_bytes(plain))
-
-    def dtypes(self, dtype: str = "auto") -> tuple[str, str]:
-        """Types of the activations and of the layers' matrices when `dtype` is asked for; 8 bits and less serve matrices only."""
-        if dtype == "auto":
-            return self.dtype, self.weight_dtype
-        name = dtype_name(dtype)
-        return (name, name) if DTYPE_BYTES[name] >= 2 else ("bf16" if self.dtype == "fp32" else self.dtype, name)
-
-    def flops_per_token(self, context: int = 0) -> int:
-        """Multiplications and additions to compute one token that attends to `context` tokens, head included."""
-        matrices = self.num_layers * self.layer_matrices + self.vocab_size * self.hidden_size
-        return 2 * matrices + 4 * self.num_layers * self.q_size * context
-
-
-def dtype_name(dtype: str) -> str:
-    """The short name of a number type ("bf16" for "bfloat16"). Raises ConfigError for an unknown one."""
-    name = DTYPE_NAMES.get(dtype.removeprefix("torch."), dtype)
-    if name not in DTYPE_BYTES:
-        raise ConfigError(f"number type {dtype!r} is unknown: use one of {', '.join(DTYPE_BYTES)}")
-    return name
-
-
-def dtype_bytes(dtype: str) -> float:
-    return DTYPE_BYTES[dtype_name(dtype)]
-
-
-# -- reading config.json
+_SHARED_KEYS = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config", "quantization")
+"""Fields of a multimodal model that hold for its text part too, where that does not say otherwise."""
 
 
 def read_model(path: Path) -> ModelSpec:
     """Reads a config.json, or the one in a checkpoint directory. Raises ModelError."""
     file = path / "config.json" if path.is_dir() else path
+    name = path.name if path.is_dir() else path.parent.name if path.name == "config.json" else path.stem
+    config = _read_object(file)
+    beside = file.with_name("hf_quant_config.json")
+    if file.name == "config.json" and beside.is_file() and not config.get("quantization_config"):
+        quantisation = read_modelopt(_read_object(beside), str(beside))
+        return _spec(config, str(file), name or str(path), quantisation)
+    return spec_from_config(config, place=str(file), name=name or str(path))
+
+
+def spec_from_config(config: Mapping[str, Any], place: str, name: str) -> ModelSpec:
+    """The sizes in a parsed config.json. `place` names it in errors. Raises ModelError."""
+    return _spec(config, place, name, None)
+
+
+def _read_object(file: Path) -> dict[str, Any]:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ModelError(f"{file}: no such file; give a catalogue name, a config.json or a directory that holds one") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -159,131 +59,84 @@ def read_model(path: Path) -> ModelSpec:
         config = json.loads(text)
     except json.JSONDecodeError as error:
         raise ModelError(f"{file}: is not complete JSON (line {error.lineno}: {error.msg}); fetch it again") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{file}: is no sensible JSON ({error}); fetch it again") from None
     if not isinstance(config, dict):
         raise ModelError(f"{file}: holds a {type(config).__name__}, not an object with the model's sizes")
-    name = path.name if path.is_dir() else path.parent.name if path.name == "config.json" else path.stem
-    return spec_from_config(config, place=str(file), name=name or str(path))
+    return config
 
 
-def spec_from_config(config: dict[str, Any], place: str, name: str) -> ModelSpec:
-    """The sizes in a parsed config.json. `place` names it in errors. Raises ModelError."""
-    family = _family(config, place)
-    fields = _Fields(config, place)
-    heads = fields.size("num_attention_heads")
-    kv_heads = fields.size("num_key_value_heads", hint=f"add it: {heads} for multi-head attention, fewer for grouped heads")
-    if heads % kv_heads:
-        raise ModelError(
-            f"{place}: num_key_value_heads {kv_heads} does not divide num_attention_heads {heads}; one of them is wrong"
-        )
-    hidden = fields.size("hidden_size")
-    dtype, weight_dtype = _dtypes(config, place)
-    attention_bias = fields.flag("bias" if family == "internlm2" else "attention_bias")
+_Quantised = tuple[Quantization | None, Exclusions]
+
+
+def _spec(config: Mapping[str, Any], place: str, name: str, quantised: _Quantised | None) -> ModelSpec:
+    config, place = _text_part(config, place)
+    model_type = config.get("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise ModelError(f"{place}: model_type is {model_type!r}; supported are {', '.join(sorted(FAMILIES))}")
+    _refuse_contradictions(config, place, str(model_type), family)
+    quantization, excluded = quantised or read_quantization(config, place)
+    fields = Fields(config, place, family.defaults)
     return ModelSpec(
         name=name,
-        family=family,
-        num_layers=fields.size("num_hidden_layers"),
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=_head_dim(fields, hidden, heads),
-        intermediate_size=fields.size("intermediate_size"),
+        family=str(model_type),
+        hidden_size=fields.size("hidden_size"),
         vocab_size=fields.size("vocab_size", hint="add it: the number of rows of the embedding"),
-        max_position=fields.size("max_position_embeddings"),
+        max_position=fields.size("seq_length" if "seq_length" in fields else "max_position_embeddings"),
+        layers=_layers(fields, family, excluded if quantization else Exclusions()),
         tied=fields.flag("tie_word_embeddings"),
-        qkv_bias=attention_bias or family == "qwen2",
-        out_bias=attention_bias and family != "qwen2",
-        mlp_bias=fields.flag("mlp_bias"),
-        qk_norm=family == "qwen3",
-        sliding_window=_window(fields, family),
-        dtype=dtype,
-        weight_dtype=weight_dtype,
+        final_norm=family.norm_width * fields.size("hidden_size"),
+        head_bias=fields.flag("lm_head_bias"),
+        dtype=_dtype(fields),
+        quantization=quantization,
     )
 
 
-class _Fields:
-    """Typed access to a config.json, with errors that name file and field."""
-
-    def __init__(self, config: dict[str, Any], place: str) -> None:
-        self._config = config
-        self._place = place
-
-    def size(self, key: str, hint: str = "add it") -> int:
-        value = self._config.get(key)
-        if value is None:
-            raise ModelError(f"{self._place}: {key} is missing; {hint}")
-        if type(value) is not int or value <= 0:
-            raise ModelError(f"{self._place}: {key} is {value!r}; it must be a whole number above 0")
-        return value
-
-    def optional_size(self, key: str) -> int | None:
-        return None if self._config.get(key) is None else self.size(key)
-
-    def flag(self, key: str) -> bool:
-        """Absent is False, as these families define it."""
-        value = self._config.get(key, False)
-        if not isinstance(value, bool):
-            raise ModelError(f"{self._place}: {key} is {value!r}; it must be true or false")
-        return value
+def _text_part(config: Mapping[str, Any], place: str) -> tuple[Mapping[str, Any], str]:
+    """The language model of a multimodal one; its encoders are not counted."""
+    nested = config.get("text_config")
+    if not isinstance(nested, dict) or not nested:
+        return config, place
+    shared = {key: config[key] for key in _SHARED_KEYS if config.get(key) is not None}
+    return {**shared, **{key: value for key, value in nested.items() if value is not None}}, f"{place}: text_config"
 
 
-def _family(config: dict[str, Any], place: str) -> str:
-    if isinstance(config.get("text_config"), dict):
-        raise ModelError(
-            f"{place}: text_config is nested (a multimodal model); only text models of {', '.join(FAMILIES)} are supported"
-        )
-    for key in _EXPERT_KEYS:
+def _refuse_contradictions(config: Mapping[str, Any], place: str, model_type: str, family: Family) -> None:
+    """Fields of another architecture than `model_type` says: one of the two is wrong."""
+    for key in () if family.experts else _EXPERT_KEYS:
         if config.get(key):
-            raise ModelError(f"{place}: {key} says mixture of experts, which is not supported yet; use a dense model")
-    if config.get("kv_lora_rank"):
-        raise ModelError(f"{place}: kv_lora_rank says latent attention (MLA), which is not supported yet; use a dense model")
-    family = config.get("model_type")
-    if family not in FAMILIES:
-        raise ModelError(f"{place}: model_type is {family!r}; supported are {', '.join(FAMILIES)}")
-    kinds = {kind for kind in config.get("layer_types") or () if kind != "full_attention"}
-    if kinds:
+            raise ModelError(f"{place}: {key} says mixture of experts, but model_type {model_type!r} has none; correct either")
+    if config.get("kv_lora_rank") and not model_type.startswith("deepseek"):
+        raise ModelError(f"{place}: kv_lora_rank says latent attention, but model_type {model_type!r} has none; correct either")
+
+
+def _layers(fields: Fields, family: Family, excluded: Exclusions) -> tuple[Layers, ...]:
+    """All layers, equal neighbours together."""
+    hidden, count = fields.size("hidden_size"), fields.size("num_hidden_layers")
+    if count > MOST_LAYERS:
+        raise fields.refuse("num_hidden_layers", f"models have at most {MOST_LAYERS} layers; correct it")
+    if "layer_types" in fields and len(fields.rows("layer_types")) != count:
+        kinds = len(fields.rows("layer_types"))
         raise ModelError(
-            f"{place}: layer_types has {', '.join(map(repr, sorted(kinds)))}; only layers of full attention are supported"
+            f"{fields.place}: layer_types has {kinds} entries for {count} layers (num_hidden_layers); correct either"
         )
-    return str(family)
+    layers = []
+    for index in range(count):
+        layer = family.layer(fields, index)
+        if excluded:
+            modules = dict.fromkeys(matrix.name for matrix in layer.matrices(hidden))
+            layer = replace(layer, unquantised=tuple(module for module in modules if excluded.cover(index, module)))
+        layers.append(layer)
+    return tuple(replace(layer, count=len(list(equal))) for layer, equal in groupby(layers))
 
 
-def _head_dim(fields: _Fields, hidden: int, heads: int) -> int:
-    """Its own field where there is one (it need not be hidden / heads), otherwise hidden / heads."""
-    own = fields.optional_size("head_dim")
-    if own is not None:
-        return own
-    if hidden % heads:
-        raise ModelError(f"{fields._place}: hidden_size {hidden} is not a multiple of num_attention_heads {heads}; add head_dim")
-    return hidden // heads
-
-
-def _window(fields: _Fields, family: str) -> int | None:
-    """The sliding window that is in force: Qwen files carry one that `use_sliding_window` switches off."""
-    if family.startswith("qwen") and not fields.flag("use_sliding_window"):
-        return None
-    return fields.optional_size("sliding_window")
-
-
-def _dtypes(config: dict[str, Any], place: str) -> tuple[str, str]:
-    """Types of activations and of the layers' matrices. Absent is bf16, what such checkpoints are published in."""
-    dtype = dtype_name(str(config.get("dtype") or config.get("torch_dtype") or "bf16"))
-    quantisation = config.get("quantization_config")
-    if isinstance(quantisation, dict):
-        method = quantisation.get("quant_method")
-        if method not in _QUANTIZED:
-            known = ", ".join(_QUANTIZED)
-            raise ModelError(
-                f"{place}: quantization_config.quant_method is {method!r}; supported are {known}, or unquantised weights"
-            )
-        if method in ("awq", "gptq") and quantisation.get("bits") != 4:
-            raise ModelError(
-                f"{place}: quantization_config.bits is {quantisation.get('bits')!r}; only 4 is supported for {method}"
-            )
-        return dtype, _QUANTIZED[method]
-    packed = config.get("quantization")
-    if isinstance(packed, dict):
-        bits = packed.get("bits")
-        if bits not in (4, 8):
-            raise ModelError(f"{place}: quantization.bits is {bits!r}; supported are 4 and 8")
-        return dtype, f"int{bits}"
-    return dtype, dtype
+def _dtype(fields: Fields) -> str:
+    """Type of the activations. Absent is bf16, what such checkpoints are published in."""
+    key = "dtype" if "dtype" in fields else "torch_dtype"
+    given = fields.get(key)
+    name = DTYPE_NAMES.get(str(given).removeprefix("torch."), given) if given is not None else "bf16"
+    if name not in ("fp32", "bf16", "fp16"):
+        raise fields.refuse(key, "it must be float32, bfloat16 or float16")
+    assert name in DTYPE_BYTES
+    return str(name)
