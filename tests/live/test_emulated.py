@@ -248,7 +248,8 @@ class Pair:
         ended = self.engine.run(action, self._hear)
         self.tell(StepsDone(ended.run, ended.steps, ended.stopped))
         assert self.engine.ledger.num_free == self.machine.pool.num_free
-        if self.running is None or not any(chunk.num_cached for chunk in self.running.chunks):  # those are taken when it runs
+        next_run: RunSteps | None = self.running
+        if not next_run or not any(chunk.num_cached for chunk in next_run.chunks):  # those are taken when it runs
             assert self.engine.ledger.num_held == self.machine.num_used_blocks
 
     def _hear(self, tokens: Sequence[TokenOut]) -> None:

@@ -76,5 +76,8 @@ def _accelerator(config: Config) -> Gpu:
 
 
 def _plain(name: str, kind: str, memory_bytes: int) -> Gpu:
-    peaks = dict.fromkeys(("flops", "bandwidth", "link_bandwidth", "pcie_bandwidth", "usd_per_hour"), 0.0)
-    return Gpu(name, kind, fp8_flops=None, memory_bytes=memory_bytes, link="", price="", source="the system", **peaks)
+    """A device of which only the memory is known."""
+    return Gpu(
+        name, kind, flops=0.0, fp8_flops=None, memory_bytes=memory_bytes, bandwidth=0.0, link="", link_bandwidth=0.0,
+        pcie_bandwidth=0.0, usd_per_hour=0.0, price="", source="the system",
+    )  # fmt: skip
