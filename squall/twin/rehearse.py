@@ -38,7 +38,7 @@ def offered(config: Config) -> list[OfferedRequest]:
     """The requests of the configuration's workload. Raises ConfigError."""
     if config.workload is None:
         raise ConfigError("there is no [workload]: say what arrives, as examples/azure-conv.toml does")
-    return build(config.workload, config.run.seed, Path())
+    return build(config.workload, config.run.seed, Path(), config.replica.block_size)
 
 
 def usd_per_gpu_hour(config: Config) -> float | None:

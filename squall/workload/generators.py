@@ -6,17 +6,18 @@ are drawn: another rate, or more requests, leaves the lengths of the first ones 
 
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
-from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
 
 from squall.core.types import SECOND, Nanos
-from squall.errors import ConfigError, TraceError
+from squall.errors import TraceError
+from squall.workload.parsing import parse_number, parse_tokens
 from squall.workload.spec import (
-    Arrivals,
+    AllAtOnce,
     BurstArrivals,
     EmpiricalLength,
     FixedArrivals,
@@ -24,32 +25,35 @@ from squall.workload.spec import (
     GammaArrivals,
     Length,
     LogNormalLength,
+    MarkovArrivals,
+    OpenArrivals,
+    QuantileLength,
+    RateSeries,
+    TraceArrivals,
     UniformLength,
+    ZipfLength,
 )
-from squall.workload.traces import parse_tokens
+from squall.workload.streams import stream
+from squall.workload.traces import read_trace
 
 _BLOCK = 4096
 _Floats = NDArray[np.float64]
 
 
-def stream(seed: int, purpose: str) -> np.random.Generator:
-    """The random numbers of one purpose. Raises ConfigError for a negative seed."""
-    if seed < 0:
-        raise ConfigError(f"run.seed is {seed}; it must be 0 or more")
-    return np.random.default_rng(np.random.SeedSequence([seed, crc32(purpose.encode())]))
-
-
 # -- arrivals
 
 
-def draw_arrivals(arrivals: Arrivals, seed: int, count: int | None, duration_s: float | None) -> list[Nanos]:
-    """Ascending instants from 0: the first `count`, and of these what comes before `duration_s`. One of the two is given.
+def draw_arrivals(
+    arrivals: OpenArrivals, seed: int, count: int | None, duration_s: float | None, base_dir: Path = Path()
+) -> list[Nanos]:
+    """Ascending instants from 0: the first `count`, and of these what comes before `duration_s`.
 
-    A fixed rate begins at 0, the others with a gap.
+    One of the two is given where the arrivals have no end of their own. A fixed rate begins at 0, the others with a gap. A
+    relative path starts at `base_dir`. Raises TraceError for a bad file.
     """
     limit = math.inf if duration_s is None else duration_s
     drawn: list[Nanos] = []
-    for block in _instants(arrivals, seed):
+    for block in _instants(arrivals, seed, base_dir):
         kept = block[block < limit]
         drawn.extend(np.rint(kept * SECOND).astype(np.int64).tolist())
         if len(kept) < len(block) or (count is not None and len(drawn) >= count):
@@ -57,26 +61,35 @@ def draw_arrivals(arrivals: Arrivals, seed: int, count: int | None, duration_s: 
     return drawn[:count]
 
 
-def _instants(arrivals: Arrivals, seed: int) -> Iterator[_Floats]:
-    """All arrival times in seconds, a block at a time, without end."""
-    if isinstance(arrivals, FixedArrivals):
+def _instants(arrivals: OpenArrivals, seed: int, base_dir: Path) -> Iterator[_Floats]:
+    """All arrival times in seconds, a block at a time; without end, except for series and traces."""
+    if isinstance(arrivals, AllAtOnce):
+        yield from cycle([np.zeros(_BLOCK)])
+    elif isinstance(arrivals, FixedArrivals):
         for block in range(0, 1 << 62, _BLOCK):
             yield np.arange(block, block + _BLOCK) / arrivals.rate_rps
-    elapsed = 0.0
+    elif isinstance(arrivals, TraceArrivals):
+        yield _recorded(arrivals, base_dir)
+    elif isinstance(arrivals, RateSeries):
+        yield from _at_changing_rates(_operational(seed, arrivals.cv), _series(arrivals, base_dir))
+    elif isinstance(arrivals, MarkovArrivals):
+        yield from _at_changing_rates(_operational(seed, 1.0), _states(arrivals, seed))
+    elif isinstance(arrivals, BurstArrivals):
+        yield from (_between_bursts(arrivals, expected) for expected in _operational(seed, 1.0))
+    else:
+        cv = arrivals.cv if isinstance(arrivals, GammaArrivals) else 1.0
+        yield from (expected / arrivals.rate_rps for expected in _operational(seed, cv))
+
+
+def _operational(seed: int, cv: float) -> Iterator[_Floats]:
+    """Arrivals at a rate of 1, without end: so many are expected until then in whatever time they are stretched to."""
     gaps = stream(seed, "arrivals")
+    elapsed = 0.0
     while True:
-        times = elapsed + np.cumsum(_gaps(arrivals, gaps))
+        block = gaps.standard_exponential(_BLOCK) if cv == 1 else gaps.standard_gamma(1 / cv**2, _BLOCK) * cv**2
+        times = elapsed + np.cumsum(block)
         elapsed = float(times[-1])
-        yield _between_bursts(arrivals, times) if isinstance(arrivals, BurstArrivals) else times
-
-
-def _gaps(arrivals: Arrivals, gaps: np.random.Generator) -> _Floats:
-    """Gaps in seconds; those of bursts have a mean of 1, to be stretched by `_between_bursts`."""
-    if isinstance(arrivals, GammaArrivals):
-        squared = arrivals.cv**2
-        return gaps.standard_gamma(1 / squared, _BLOCK) * (squared / arrivals.rate_rps)
-    rate = 1.0 if isinstance(arrivals, BurstArrivals) else arrivals.rate_rps
-    return gaps.standard_exponential(_BLOCK) / rate
+        yield times
 
 
 def _between_bursts(arrivals: BurstArrivals, expected: _Floats) -> _Floats:
@@ -87,6 +100,58 @@ def _between_bursts(arrivals: BurstArrivals, expected: _Floats) -> _Floats:
     in_quiet = within / arrivals.rate_rps if arrivals.rate_rps else within
     in_burst = quiet_s + (within - quiet) / arrivals.burst_rps
     return period * arrivals.period_s + np.where(within < quiet, in_quiet, in_burst)
+
+
+def _at_changing_rates(operational: Iterator[_Floats], pieces: Iterator[tuple[float, float]]) -> Iterator[_Floats]:
+    """Likewise for any sequence of (rate, duration in seconds), until it ends."""
+    times, means = [0.0], [0.0]  # at the ends of the pieces, and expected arrivals until then
+    for expected in operational:
+        for rate, duration_s in pieces:
+            times.append(times[-1] + duration_s)
+            means.append(means[-1] + rate * duration_s)
+            if means[-1] > expected[-1]:
+                break
+        yield np.interp(expected[expected < means[-1]], means, times)
+        if means[-1] <= expected[-1]:
+            return
+        times, means = _from(expected[-1], times, means)
+
+
+def _from(mean: float, times: list[float], means: list[float]) -> tuple[list[float], list[float]]:
+    """What is left of the pieces after so many expected arrivals."""
+    first = next(place for place in range(len(means) - 1, -1, -1) if means[place] <= mean)
+    return times[first:], means[first:]
+
+
+def _states(arrivals: MarkovArrivals, seed: int) -> Iterator[tuple[float, float]]:
+    stays = stream(seed, "arrivals: stays")
+    turns = stream(seed, "arrivals: states")
+    state, others = 0, len(arrivals.rates_rps) - 1
+    while True:
+        yield arrivals.rates_rps[state], float(stays.standard_exponential()) * arrivals.mean_stay_s[state]
+        state = (state + 1 + int(turns.integers(0, others))) % (others + 1)
+
+
+def _series(arrivals: RateSeries, base_dir: Path) -> Iterator[tuple[float, float]]:
+    rates: list[float] = list(arrivals.rates_rps)
+    if arrivals.path is not None and arrivals.column is not None:
+        rates = _column(base_dir / arrivals.path, arrivals.column, _rate, "a number of 0 or more")
+    return ((rate * arrivals.rate_scale, arrivals.step_s) for rate in rates)
+
+
+def _rate(text: str) -> float:
+    rate = parse_number(text)
+    if not 0 <= rate < math.inf:
+        raise ValueError(text)
+    return float(rate)
+
+
+def _recorded(arrivals: TraceArrivals, base_dir: Path) -> _Floats:
+    path = base_dir / arrivals.path
+    times = read_trace(path, arrivals.format).arrived_at
+    if times is None:
+        raise TraceError(f"{path}: has no arrival times")
+    return np.array(times, dtype=np.float64) / (SECOND * arrivals.rate_scale)
 
 
 # -- lengths
@@ -103,24 +168,38 @@ def draw_lengths(length: Length, seed: int, purpose: str, count: int, base_dir: 
     elif isinstance(length, LogNormalLength):
         exact = length.median * np.exp(length.sigma * draws.standard_normal(count))
         values = np.clip(np.rint(exact), length.low, length.high).astype(np.int64)
+    elif isinstance(length, QuantileLength):
+        logarithms = np.interp(draws.random(count), length.at, np.log(length.tokens))
+        values = np.rint(np.exp(logarithms)).astype(np.int64)
+    elif isinstance(length, ZipfLength):
+        shares = np.cumsum(np.arange(1, length.high - length.low + 2, dtype=np.float64) ** -length.theta)
+        values = length.low + np.searchsorted(shares, draws.random(count) * shares[-1], side="right")
     else:
-        column = np.array(_column(length, base_dir), dtype=np.int64)
+        column = np.array(_lengths(length, base_dir), dtype=np.int64)
         values = column[draws.integers(0, len(column), count)]
     drawn: list[int] = values.tolist()
     return drawn
 
 
-def _column(length: EmpiricalLength, base_dir: Path) -> list[int]:
-    """The whole numbers in a column of a CSV file."""
+def _lengths(length: EmpiricalLength, base_dir: Path) -> list[float]:
     path = base_dir / length.path
+    return _column(path, length.column, lambda text: parse_tokens(text, 1), "a whole number of at least 1")
+
+
+def _column(path: Path, name: str, parse: Callable[[str], float], right: str) -> list[float]:
+    """The numbers in a column of a CSV file; lines that begin with "#" are skipped."""
+    values: list[float] = []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file)
-            if length.column not in (rows.fieldnames or ()):
-                raise TraceError(
-                    f"{path}: has no column {length.column!r}; it has {', '.join(rows.fieldnames or ()) or 'no header'}"
-                )
-            values = [_whole(row[length.column], path, rows.line_num, length.column) for row in rows]
+            rows = csv.reader(file)
+            header = next((row for row in rows if row and row[0][:1] != "#"), [])
+            if name not in header:
+                raise TraceError(f"{path}: has no column {name!r}; it has {', '.join(header) or 'no header'}")
+            place = header.index(name)
+            for row in rows:
+                if row and row[0][:1] != "#":
+                    text = row[place] if place < len(row) else None
+                    values.append(_number(text, parse, f"{path} line {rows.line_num}: {name}", right))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{path}: cannot be read ({error})") from None
     if not values:
@@ -128,8 +207,8 @@ def _column(length: EmpiricalLength, base_dir: Path) -> list[int]:
     return values
 
 
-def _whole(text: str | None, path: Path, line: int, column: str) -> int:
+def _number(text: str | None, parse: Callable[[str], float], where: str, right: str) -> float:
     try:
-        return parse_tokens(text or "", 1)
+        return parse(text or "")
     except ValueError:
-        raise TraceError(f"{path} line {line}: {column} is {text!r}; it must be a whole number of at least 1") from None
+        raise TraceError(f"{where} is {text!r}; it must be {right}") from None

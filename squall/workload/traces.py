@@ -1,233 +1,260 @@
-"""Recorded traces: from a CSV file to arrival times and lengths. Knows no window, no rate and no requests.
+"""Recorded traces: from a file to arrival times, lengths and what is known of the prompts. Knows no window, rate or request.
 
-Columns tell the format:
-
-- azure (the Azure LLM inference traces of 2023 and 2024): TIMESTAMP (a date and time, UTC unless it says otherwise),
-  ContextTokens, GeneratedTokens;
-- csv: arrived_at_s or arrived_at (seconds from 0; may be absent), num_prompt_tokens or num_prefill_tokens, num_output_tokens or
-  num_decode_tokens.
-
-Lines that begin with "#" are comments; other columns are ignored. Rows may come unsorted and are then sorted (stably). A row of 0
-output tokens, as failed requests leave them, counts as 1: whoever is served gets a first token. Both are told in `Trace.notes`.
-Anything else that is not a request is an error that names file and line: a negative or absent time, an empty prompt, a number
-that is none.
+`workload.formats` lists the formats. Rows may come unsorted and are then sorted (stably). A row of 0 output tokens, as failed
+requests leave them, counts as 1: whoever is served gets a first token. Whatever was put right is told in `Trace.notes`. Anything
+else that is not a request is an error that names file, line and column: a negative or absent time, a length that is none, two
+clocks in one file, block names that do not fit the prompt.
 """
 
-import csv
-import re
-from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
-from functools import cache
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
 from squall.core.types import SECOND, Nanos
 from squall.errors import TraceError
-
-_MOST_TOKENS = 1 << 40
+from squall.workload.formats import CHARS_PER_TOKEN, Format, by_name, recognise
+from squall.workload.parsing import EPOCH, UNITS, ParseColumn, calendar, clock, lengths, parse_tokens
+from squall.workload.rows import Rows, open_rows
+from squall.workload.turns import Turns, find_turns
 
 
 class Trace(Struct, frozen=True):
-    """The rows of a trace in order of arrival; all lists are equally long.
+    """The rows of a trace in order of arrival; all lists are equally long, those of unknown things empty.
 
     Attributes:
-        arrived_at: nanoseconds from 0 (calendar dates: from the earliest); None where the file holds lengths alone.
+        arrived_at: nanoseconds from 0 (dates and times since 1970: from the earliest); None where the file holds lengths alone.
         notes: what had to be put right, a sentence each.
+        blocks, block_size: names of each prompt's blocks of so many tokens, the last one perhaps partial; the same name after the
+            same names is the same content. Empty for a row of which nothing is known.
+        turns: which rows are turns of one conversation.
     """
 
     arrived_at: list[Nanos] | None
     num_prompt_tokens: list[int]
     num_output_tokens: list[int]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    blocks: list[list[int]] = []
+    block_size: int = 0
+    turns: Turns = Turns()
 
 
-class Format(Struct, frozen=True):
-    """The names that a format's columns go by, and how it tells the time."""
+def read_trace(path: Path, format_name: str = "auto", *, time_unit: str = "auto", block_size: int | None = None) -> Trace:
+    """Reads a trace.
 
-    name: str
-    arrival: tuple[str, ...]
-    prompt: tuple[str, ...]
-    output: tuple[str, ...]
-    clock: Callable[[str], Nanos]
-    calendar: bool
+    Args:
+        path: CSV, JSON lines or Parquet.
+        format_name: a `Format.name`, or "auto" to tell it from the columns.
+        time_unit: one of `UNITS`: what arrivals count in, where it is not what the format says.
+        block_size: tokens in a block of the trace, likewise.
 
-
-def parse_calendar(text: str) -> Nanos:
-    """Nanoseconds since 1970 of "2023-11-16 18:15:46.6805900" or "2024-05-10 00:00:00.009930+00:00" (UTC without an offset).
-
-    Raises ValueError.
+    Raises:
+        TraceError
     """
-    seconds = _minute(text[:16]) + int(text[17:19])
-    digits = text[20:]
-    if digits.isdecimal() and text[16] == ":" and text[17] < "6" and text[19] == ".":
-        return seconds * SECOND + int(digits[:9].ljust(9, "0"))
-    rest = _SECONDS_AND_ZONE.fullmatch(text, 16)
-    if rest is None:
-        raise ValueError(text)
-    fraction, zone = rest.groups("")
-    return (seconds - _ahead(zone)) * SECOND + int(fraction[:9].ljust(9, "0"))
-
-
-_SECONDS_AND_ZONE = re.compile(r":[0-5]\d(?:\.(\d+))?(Z|[+-]\d\d:\d\d)?")
-
-
-@cache
-def _minute(text: str) -> int:
-    """Seconds from 1970 to the minute "2023-11-16 18:15"."""
-    return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp())
-
-
-@cache
-def _ahead(zone: str) -> int:
-    """Seconds by which a zone such as "+02:00" is ahead of UTC."""
-    if zone in ("", "Z"):
-        return 0
-    ahead = int(zone[1:3]) * 3600 + int(zone[4:6]) * 60
-    return -ahead if zone[0] == "-" else ahead
-
-
-def parse_seconds(text: str) -> Nanos:
-    """Nanoseconds in a number of seconds from 0. Raises ValueError, also for what can only be a calendar date as a number."""
-    value = float(text)
-    if not 0 <= value < 1e9:
-        raise ValueError(text)
-    return round(value * SECOND)
-
-
-AZURE = Format("azure", ("TIMESTAMP",), ("ContextTokens",), ("GeneratedTokens",), parse_calendar, calendar=True)
-CSV = Format(
-    "csv",
-    ("arrived_at_s", "arrived_at"),
-    ("num_prompt_tokens", "num_prefill_tokens"),
-    ("num_output_tokens", "num_decode_tokens"),
-    parse_seconds,
-    calendar=False,
-)
-
-
-def read_trace(path: Path, format_name: str = "auto") -> Trace:
-    """Reads a trace ("auto" tells the format from the header). Raises TraceError."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return _Reader(path, file, format_name).read()
-    except FileNotFoundError:
-        raise TraceError(f"{path}: no such file; workload.path is relative to the configuration file") from None
-    except UnicodeDecodeError:
-        raise TraceError(f"{path}: is not text in UTF-8; unpack it first") from None
-    except (OSError, csv.Error) as error:
-        raise TraceError(f"{path}: cannot be read ({error})") from None
+    rows = open_rows(path)
+    form = recognise(rows.columns) if format_name == "auto" else by_name(format_name)
+    return _Reader(path, rows, form, UNITS.get(time_unit, form.unit), block_size).read()
 
 
 class _Reader:
-    """One file being read; `_fail` knows where it is."""
+    """One file being read."""
 
-    def __init__(self, path: Path, file: Iterable[str], format_name: str) -> None:
+    def __init__(self, path: Path, rows: Rows, form: Format, unit: Nanos, block_size: int | None) -> None:
         self._path = path
-        self._rows = csv.reader(file)
-        self._format_name = format_name
+        self._rows = rows
+        self._form = form
+        self._unit = unit
+        self._block_size = block_size
+        self._notes: list[str] = []
 
     def read(self) -> Trace:
-        header = self._header()
-        form, arrival, prompt, output = self._columns(header)
-        clock = form.clock
-        times: list[Nanos] = []
-        prompts: list[int] = []
-        outputs: list[int] = []
-        for row in self._rows:
-            if not row or row[0][:1] == "#":
-                continue
-            try:
-                if arrival >= 0:
-                    times.append(clock(row[arrival]))
-                prompts.append(parse_tokens(row[prompt], 1))
-                outputs.append(parse_tokens(row[output], 0))
-            except (ValueError, IndexError):
-                raise self._bad_row(form, header, row, arrival, prompt, output) from None
-        if not prompts:
-            raise self._fail("has a header but no rows")
-        return self._in_order(form, times if arrival >= 0 else None, prompts, outputs)
+        form = self._form
+        times, prompts, outputs, lines, extras = self._read_rows()
+        self._check_clock(times, lines)
+        self._question_name(len(lines))
+        if form.chars:
+            self._note(f"lengths are estimated at {CHARS_PER_TOKEN} characters a token")
+            prompts, outputs = ([-(-chars // CHARS_PER_TOKEN) for chars in column] for column in (prompts, outputs))
+        prompts, outputs = self._at_least_one(prompts, "prompt"), self._at_least_one(outputs, "output")
+        block_size = self._block_size or form.block_size or self._own_block_size(extras)
+        blocks = self._blocks(extras.get(form.blocks, []), block_size, prompts, lines)
+        order = self._order(times)
+        if order:
+            times, prompts, outputs, blocks = (_picked(column, order) for column in (times, prompts, outputs, blocks))
+            extras = {name: _picked(values, order) for name, values in extras.items()}
+        turns = find_turns(form, extras, self._note)
+        return Trace(self._from_zero(times), prompts, outputs, tuple(self._notes), blocks, block_size, turns)
 
-    def _fail(self, what: str, at_line: bool = False) -> TraceError:
-        line = f" line {self._rows.line_num}" if at_line else ""
-        return TraceError(f"{self._path}{line}: {what}")
+    def _note(self, what: str) -> None:
+        self._notes.append(f"{self._path}: {what}")
 
-    def _header(self) -> list[str]:
-        for row in self._rows:
-            if row and row[0][:1] != "#":
-                break
-        else:
-            raise self._fail("is empty; a trace begins with a header line")
-        if row[0].startswith("version https://git-lfs"):
-            raise self._fail("is a git-lfs pointer, not the trace itself; run `git lfs pull` in its folder")
-        if row[0].startswith("{"):
-            raise self._fail("holds JSON lines; supported are CSV files with a header line")
-        return [name.strip() for name in row]
+    # -- rows
 
-    def _columns(self, header: list[str]) -> tuple[Format, int, int, int]:
-        """The format, and where its columns for arrival (-1: nowhere), prompt and output are."""
-        known = {form.name: form for form in (AZURE, CSV)}
-        looks_like = AZURE if set(AZURE.arrival + AZURE.prompt) & set(header) else CSV
-        form = known.get(self._format_name, looks_like)
-        wanted = (form.arrival, form.prompt, form.output)
-        places = [next((header.index(name) for name in names if name in header), -1) for names in wanted]
-        optional = () if form.calendar else (form.arrival,)
-        absent = [" or ".join(names) for names, place in zip(wanted, places, strict=True) if place < 0 and names not in optional]
+    def _names(self) -> list[str]:
+        """The columns of arrival (left out where there is none), prompt and output."""
+        form, columns = self._form, self._rows.columns
+        absent = form.absent(columns)
         if absent:
-            there = ", ".join(header)
-            raise self._fail(f"no column {' and no '.join(absent)} ({form.name} format); the columns are {there}", at_line=True)
-        return form, places[0], places[1], places[2]
+            where = self._rows.place(self._rows.line)
+            there = ", ".join(columns)
+            raise TraceError(f"{where}: no column {' and no '.join(absent)} ({form.name} format); the columns are {there}")
+        wanted = (form.arrival, form.prompt, form.output)
+        return [name for names in wanted for name in [next((name for name in names if name in columns), "")] if name]
 
-    def _bad_row(self, form: Format, header: list[str], row: list[str], arrival: int, prompt: int, output: int) -> TraceError:
-        """Why a row is no request."""
-        if len(row) < len(header):
-            return self._fail(f"has {len(row)} of {len(header)} columns; the file may be cut off", at_line=True)
-        right = "a date and time such as 2024-05-10 00:00:00.009930" if form.calendar else "seconds from the start, 0 or more"
-        checks: list[tuple[int, Callable[[str], int], str]] = [
-            (prompt, lambda text: parse_tokens(text, 1), "a whole number of at least 1"),
-            (output, lambda text: parse_tokens(text, 0), "a whole number of at least 0"),
-        ]
-        if arrival >= 0:
-            checks.insert(0, (arrival, form.clock, right))
-        column, right = next((column, right) for column, parse, right in checks if not _is_good(parse, row[column]))
-        return self._fail(f"{header[column]} is {row[column]!r}; it must be {right}", at_line=True)
+    def _read_rows(self) -> tuple[list[Nanos], list[int], list[int], list[int], dict[str, list[Any]]]:
+        """Times (none where the file has none), prompts, outputs, lines, and the optional columns that are there."""
+        names, rows = self._names(), self._rows
+        keys = [rows.key(name) for name in names]
+        getters = {name: get for name in self._form.optional if (get := rows.optional(name)) is not None}
+        raw: list[tuple[Any, ...]] = []
+        extras: dict[str, list[Any]] = {name: [] for name in getters}
+        more = [(extras[name], get) for name, get in getters.items()]
+        lines: list[int] = []
+        for row in rows:
+            try:
+                raw.append(tuple([row[key] for key in keys]))
+                for values, get in more:
+                    values.append(get(row))
+            except LookupError:
+                raise self._short_row(row, names) from None
+            lines.append(rows.line)
+        if not raw:
+            raise TraceError(f"{self._path}: has a header but no rows")
+        columns = list(zip(*raw, strict=True))
+        least = self._form.least_prompt
+        times = self._parse(self._clock(), names[0], columns[0], lines, self._right_time()) if len(names) == 3 else []
+        prompts = self._parse(lengths(least), names[-2], columns[-2], lines, f"a whole number of at least {least}")
+        outputs = self._parse(lengths(0), names[-1], columns[-1], lines, "a whole number of at least 0")
+        if self._form.shared in extras:
+            shared = extras[self._form.shared]
+            extras[self._form.shared] = self._parse(lengths(0), self._form.shared, shared, lines, "a whole number of at least 0")
+        return times, prompts, outputs, lines, extras
 
-    def _in_order(self, form: Format, times: list[Nanos] | None, prompts: list[int], outputs: list[int]) -> Trace:
-        """Sorts by arrival, rows of one instant as they were, counts calendar dates from the earliest, and notes what it did."""
-        notes = []
-        empty = outputs.count(0)
-        if empty:
-            outputs = [max(1, tokens) for tokens in outputs]
-            notes.append(f"{self._path}: {empty} rows of 0 output tokens count as 1")
-        if times is None:
-            return Trace(None, prompts, outputs, tuple(notes))
+    def _short_row(self, row: Any, names: list[str]) -> TraceError:
+        where = self._rows.place(self._rows.line)
+        if isinstance(row, dict):
+            return TraceError(f"{where}: has no {next(name for name in names if name not in row)}")
+        return TraceError(f"{where}: has {len(row)} of {len(self._rows.columns)} columns; the file may be cut off")
+
+    def _parse(self, parse: ParseColumn, name: str, column: Sequence[Any], lines: list[int], right: str) -> list[int]:
+        """All values of a column. Where one is bad, says which."""
+        try:
+            return parse(column)
+        except (ValueError, TypeError):
+            pass
+        line, value = next((line, value) for line, value in zip(lines, column, strict=True) if not _is_good(parse, [value]))
+        raise TraceError(f"{self._rows.place(line)}: {name} is {value!r}; it must be {right}")
+
+    def _clock(self) -> ParseColumn:
+        if not self._unit:
+            return calendar
+        return clock(self._unit, self._form.whole_times and self._unit == self._form.unit)
+
+    def _right_time(self) -> str:
+        if not self._unit:
+            return "a date and time such as 2024-05-10 00:00:00.009930"
+        unit = next(name for name, nanos in UNITS.items() if nanos == self._unit)
+        if self._form.whole_times and self._unit == self._form.unit:
+            return (
+                f'a whole number of {unit}, 0 or more; where the file counts in another unit set workload.time_unit, such as "s"'
+            )
+        return f"{_WORDS[unit]} from the start, 0 or more"
+
+    # -- what the rows say together
+
+    def _check_clock(self, times: list[Nanos], lines: list[int]) -> None:
+        """Times since 1970 and times from the start cannot be of one clock."""
+        if not self._unit or not times or not min(times) < EPOCH <= max(times):
+            return
+        first = times[0] >= EPOCH
+        odd = next(line for time, line in zip(times, lines, strict=True) if (time >= EPOCH) != first)
+        since = "counts from the start, those above from 1970" if first else "counts from 1970, those above from the start"
+        raise TraceError(f"{self._rows.place(odd)}: arrival time {since}; a trace has one clock")
+
+    def _at_least_one(self, lengths: list[int], what: str) -> list[int]:
+        empty = lengths.count(0)
+        if not empty:
+            return lengths
+        self._note(f"{empty} rows of 0 {what} tokens count as 1")
+        return [max(1, tokens) for tokens in lengths]
+
+    def _own_block_size(self, extras: dict[str, list[Any]]) -> int:
+        """What the column `block_size` says; 0 where there is none."""
+        sizes = {size for size in extras.get("block_size", ()) if size not in (None, "")}
+        if not sizes:
+            return 0
+        if len(sizes) > 1 or not _is_good(lambda value: parse_tokens(value, 1), next(iter(sizes))):
+            told = ", ".join(sorted(map(str, sizes)))
+            raise TraceError(f"{self._path}: block_size is {told}; it must be one whole number of at least 1 in all rows")
+        return parse_tokens(sizes.pop(), 1)
+
+    def _blocks(self, column: list[Any], size: int, prompts: list[int], lines: list[int]) -> list[list[int]]:
+        """The names of each prompt's blocks, checked against its length."""
+        if not any(column):
+            return []
+        name = self._form.blocks
+        if not size:
+            raise TraceError(f"{self._path}: {name} needs a column block_size, or workload.trace_block_size: tokens in a block")
+        blocks: list[list[int]] = []
+        for value, tokens, line in zip(column, prompts, lines, strict=True):
+            names = _whole_numbers(value) if isinstance(value, str) and _is_good(_whole_numbers, value) else value
+            if not names:
+                blocks.append([])
+                continue
+            if not isinstance(names, list) or not all(type(block) is int for block in names):
+                raise TraceError(f"{self._rows.place(line)}: {name} is {str(value)[:40]!r}; it must be a list of whole numbers")
+            if len(names) != -(-tokens // size):
+                raise TraceError(
+                    f"{self._rows.place(line)}: {name} names {len(names)} blocks; a prompt of {tokens} tokens has"
+                    f" {-(-tokens // size)} of {size}; where blocks have another size set workload.trace_block_size"
+                )
+            blocks.append(names)
+        return blocks
+
+    def _question_name(self, num_rows: int) -> None:
+        """A made-up file has been published under a real one's name."""
+        if self._form.name == "burstgpt" and self._path.name.lower().startswith("burstgpt") and num_rows < 100_000:
+            self._note(f"has {num_rows} rows; the published BurstGPT files have over a million, so this is at best a part of one")
+
+    def _order(self, times: list[Nanos]) -> list[int]:
+        """Rows in order of arrival; empty where they are."""
         backward = sum(later < earlier for earlier, later in pairwise(times))
-        if backward:
-            order = sorted(range(len(times)), key=times.__getitem__)
-            times, prompts, outputs = ([column[row] for row in order] for column in (times, prompts, outputs))
-            notes.append(f"{self._path}: {backward} rows came before the row above them; sorted by arrival")
-        start = times[0] if form.calendar else 0
-        return Trace([time - start for time in times], prompts, outputs, tuple(notes))
+        if not backward:
+            return []
+        self._note(f"{backward} rows came before the row above them; sorted by arrival")
+        return sorted(range(len(times)), key=times.__getitem__)
+
+    def _from_zero(self, times: list[Nanos]) -> list[Nanos] | None:
+        """Dates and times since 1970 count from the earliest. Notes what looks like another unit."""
+        if not times:
+            return None
+        start = times[0] if not self._unit or times[0] >= EPOCH else 0
+        span = times[-1] - times[0]
+        if len(times) >= 10 and (span > len(times) * _SELDOM or 0 < span < len(times) * _OFTEN):
+            self._note(f"{len(times)} requests within {span / SECOND:g} s; if that is wrong, set workload.time_unit")
+        return [time - start for time in times] if start else times
 
 
-def parse_tokens(text: str, at_least: int) -> int:
-    """A whole number of tokens; "7564.0" is one. Raises ValueError."""
+_SELDOM: Nanos = 1000 * SECOND
+_OFTEN: Nanos = SECOND // 1000
+"""Mean gaps outside of these suggest that times are in another unit."""
+
+_WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+
+
+def _whole_numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split()]
+
+
+def _picked(column: list[Any], order: list[int]) -> list[Any]:
+    return [column[row] for row in order] if column else column
+
+
+def _is_good(parse: Callable[[Any], object], value: Any) -> bool:
     try:
-        value = int(text)
-    except ValueError:
-        exact = float(text)
-        if not exact.is_integer():
-            raise
-        value = int(exact)
-    if not at_least <= value <= _MOST_TOKENS:
-        raise ValueError(text)
-    return value
-
-
-def _is_good(parse: Callable[[str], int], text: str) -> bool:
-    try:
-        parse(text)
-    except ValueError:
+        parse(value)
+    except (ValueError, TypeError):
         return False
     return True

@@ -37,7 +37,7 @@ from squall.workload.spec import (
         (lambda: TraceWorkload("x", start_s=-1.0), "start_s is -1.0"),
         (lambda: TraceWorkload("x", duration_s=0.0), "duration_s is 0.0"),
         (lambda: TraceWorkload("x", max_requests=0), "max_requests is 0"),
-        (lambda: TraceWorkload("x", format="xlsx"), "format is 'xlsx'; it must be \"auto\""),
+        (lambda: TraceWorkload("x", format="xlsx"), "format is 'xlsx'; it must be one of auto, servegen, squall, vidur, azure"),
         (
             lambda: SyntheticWorkload(FixedArrivals(1.0), FixedLength(1), FixedLength(1)),
             "num_requests and duration_s are both missing",

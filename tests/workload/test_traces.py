@@ -1,11 +1,13 @@
 import csv
+import json
 from pathlib import Path
-from statistics import mean
 
+import numpy as np
+import polars
 import pytest
 
 from squall.errors import TraceError
-from squall.workload.traces import parse_calendar, read_trace
+from squall.workload.traces import read_trace
 
 SECOND = 1_000_000_000
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -15,40 +17,6 @@ OWN = "arrived_at_s,num_prompt_tokens,num_output_tokens\n"
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     return tmp_path / "trace.csv"
-
-
-@pytest.mark.parametrize(
-    ("text", "nanos"),
-    [
-        ("1970-01-02 00:00:01", 86_401 * SECOND),
-        ("1970-01-01 00:00:00.1234567", 123_456_700),
-        ("1970-01-01T00:00:00.5Z", SECOND // 2),
-        ("1970-01-01 00:00:00.009930+00:00", 9_930_000),
-        ("1970-01-01 00:00:01+00:00", SECOND),
-        ("1970-01-01 02:00:00.25+01:30", 1800 * SECOND + SECOND // 4),
-        ("1970-01-01 00:00:00.1234567891", 123_456_789),
-        ("2023-11-16 18:15:46.6805900", 1_700_158_546_680_590_000),
-    ],
-)
-def test_both_years_time_formats_are_read_to_the_nanosecond(text: str, nanos: int) -> None:
-    assert parse_calendar(text) == nanos
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "yesterday",
-        "2023-11-16",
-        "2023-13-16 18:15:46",
-        "2023-11-16 18:15:75.5",
-        "2023-11-16 18:15:46.",
-        "2023-11-16 18:15:46.5+2",
-    ],
-)
-def test_what_is_no_date_is_refused(text: str) -> None:
-    with pytest.raises(ValueError):
-        parse_calendar(text)
 
 
 def test_calendar_times_count_from_the_earliest_and_bom_crlf_and_comments_do_not_matter(trace: Path) -> None:
@@ -104,7 +72,8 @@ def test_a_file_of_lengths_alone_has_no_arrivals(trace: Path) -> None:
         ("-1,10,10", r"arrived_at_s is '-1'; it must be seconds from the start, 0 or more"),
         ("nan,10,10", r"arrived_at_s is 'nan'"),
         ("inf,10,10", r"arrived_at_s is 'inf'"),
-        ("1787267980.08,10,10", r"arrived_at_s is '1787267980.08'"),
+        ("1787267980.08,10,10", r"arrival time counts from 1970, those above from the start; a trace has one clock"),
+        ("17872679800800,10,10", r"arrived_at_s is '17872679800800'"),
         (",10,10", r"arrived_at_s is ''"),
         ("3,-5,10", r"num_prompt_tokens is '-5'; it must be a whole number of at least 1"),
         ("3,0,10", r"num_prompt_tokens is '0'"),
@@ -135,10 +104,12 @@ def test_a_bad_date_is_named_by_file_and_line(trace: Path) -> None:
         ("# nothing but a comment\n", "is empty"),
         (OWN, "has a header but no rows"),
         ("version https://git-lfs.github.com/spec/v1\noid sha256:3d74\n", "is a git-lfs pointer"),
-        ("arrived_at_s,num_prompt_tokens\n0,1\n", r"line 1: no column num_output_tokens or num_decode_tokens \(csv format\)"),
+        ("arrived_at_s,num_prompt_tokens\n0,1\n", r"line 1: no column num_output_tokens \(squall format\)"),
         ("TIMESTAMP,ContextTokens\n0,1\n", r"line 1: no column GeneratedTokens \(azure format\); the columns are TIMESTAMP, Con"),
         ("time,ContextTokens,GeneratedTokens\n0,1,1\n", r"line 1: no column TIMESTAMP \(azure format\)"),
-        ('{"timestamp": 0, "input_length": 5}\n', "holds JSON lines; supported are CSV files"),
+        ('{"timestamp": 0, "input_length": 5}\n', r"line 1: no column output_length \(mooncake format\)"),
+        ('[{"timestamp": 0}]', "begins with a JSON array; write one object a line"),
+        ("<!DOCTYPE html>\n<html>", "is a web page, not a trace"),
     ],
 )
 def test_a_file_that_is_no_trace_says_why(trace: Path, text: str, message: str) -> None:
@@ -157,30 +128,233 @@ def test_binary_and_missing_files_say_so(tmp_path: Path) -> None:
         read_trace(tmp_path)
 
 
+AIBRIX = "timestamp_ms,prompt_tokens,output_tokens\n"
+BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+MOONCAKE = '{"timestamp": %s, "input_length": %s, "output_length": 5, "hash_ids": %s}\n'
+BAILIAN = (
+    '{"chat_id": %s, "parent_chat_id": %s, "timestamp": %s, "input_length": 20, "output_length": 5, "turn": 1, "hash_ids": %s}\n'
+)
+LMCACHE = "project,session_id,turn,timestamp_raw,input_chars,output_chars,common_prefix_chars_with_previous_turn\n"
+VLLM = '{"request_id": "a", "input_toks": %s, "output_toks": 9, "arrival_time": %s, "queued_ts": 27536.6}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "times_ms", "prompts"),
+    [
+        (AZURE + "2023-11-16 18:15:46,374,44\n2023-11-16 18:15:47,5,6\n", [0, 1000], [374, 5]),
+        (BURST + "5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1,20,21,API log\n", [5000, 45_000], [472, 1]),
+        (AIBRIX + "21,909,22\n26,557,21\n", [21, 26], [909, 557]),
+        ("request_id,arrival_ms,output_tokens,split,prompt_tokens\nx,233.5,6,v,642\n", [233.5], [642]),
+        ("arrived_at,num_prefill_tokens,num_decode_tokens\n0.052,3180,8\n", [52], [3180]),
+        (OWN + "0.052,3180,8\n", [52], [3180]),
+        (MOONCAKE % (0, 600, [0, 1]) + MOONCAKE % (3000, 512, [0]), [0, 3000], [600, 512]),
+        (BAILIAN % (1, -1, 61.114, [5, 6]) + BAILIAN % (2, 1, 62.5, [5, 7]), [61_114, 62_500], [20, 20]),
+        (VLLM % (2358, 1787267980.5) + VLLM % (10, 1787267981.75), [0, 1250], [2358, 10]),
+        (LMCACHE + "m,a,0,1760995776640783,4014,820,0\nm,a,1,1760995777640783,8,8,4\n", [0, 1000], [1004, 2]),
+    ],
+    ids=["azure", "burstgpt", "aibrix", "fissionspec", "vidur", "squall", "mooncake", "bailian", "vllm", "lmcache"],
+)
+def test_a_format_is_told_from_the_columns_and_so_is_its_clock(
+    trace: Path, text: str, times_ms: list[float], prompts: list[int]
+) -> None:
+    trace.write_text(text)
+    read = read_trace(trace)
+    assert read.arrived_at is not None
+    assert [time / 1e6 for time in read.arrived_at] == times_ms
+    assert read.num_prompt_tokens == prompts
+
+
+def test_our_own_format_is_the_same_as_csv_json_lines_and_parquet(tmp_path: Path) -> None:
+    csv_text = (
+        "arrived_at_s,num_prompt_tokens,num_output_tokens,session,block_hashes,block_size\n0.5,20,5,x,7 8,16\n1.5,16,6,,,16\n"
+    )
+    (tmp_path / "a.csv").write_text(csv_text)
+    rows: list[dict[str, object]] = [
+        {
+            "arrived_at_s": 0.5,
+            "num_prompt_tokens": 20,
+            "num_output_tokens": 5,
+            "session": "x",
+            "block_hashes": [7, 8],
+            "block_size": 16,
+        },
+        {
+            "arrived_at_s": 1.5,
+            "num_prompt_tokens": 16,
+            "num_output_tokens": 6,
+            "session": None,
+            "block_hashes": None,
+            "block_size": 16,
+        },
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    polars.DataFrame(rows).write_parquet(tmp_path / "a.parquet")
+    traces = [read_trace(tmp_path / f"a.{kind}") for kind in ("csv", "jsonl", "parquet")]
+    assert traces[0] == traces[1] == traces[2]
+    assert (traces[0].blocks, traces[0].block_size, traces[0].turns.sessions) == ([[7, 8], []], 16, [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MOONCAKE % (0, 600, [0]), "line 1: hash_ids names 1 blocks; a prompt of 600 tokens has 2 of 512"),
+        (MOONCAKE % (0, 512, [0]) + MOONCAKE % (0, 100, [0, 1, 2]), "line 2: hash_ids names 3 blocks"),
+        (MOONCAKE % (0, 512, '["a"]'), r"line 1: hash_ids is .*; it must be a list of whole numbers"),
+        (MOONCAKE % (0, 512, 3), "line 1: hash_ids is '3'; it must be a list"),
+        (MOONCAKE % (0.25, 512, [0]), "line 1: timestamp is 0.25; it must be a whole number of ms"),
+        (MOONCAKE % ("NaN", 512, [0]), "line 1: timestamp is nan"),
+        (MOONCAKE % ("Infinity", 512, [0]), "line 1: timestamp is inf"),
+        (MOONCAKE % (-1, 512, [0]), "line 1: timestamp is -1"),
+        (MOONCAKE % ("null", 512, [0]), "line 1: timestamp is None"),
+        (MOONCAKE % ("true", 512, [0]), "line 1: timestamp is True"),
+        (MOONCAKE % (0, '"x"', [0]), "line 1: input_length is 'x'; it must be a whole number of at least 1"),
+        (MOONCAKE % (0, 0, []), "line 1: input_length is 0"),
+        (MOONCAKE % (0, 5, [0]) + "[1, 2]\n", "line 2: is not an object; write one object a line"),
+        (MOONCAKE % (0, 5, [0]) + "{oops}\n" + MOONCAKE % (0, 5, [0]), r"line 2: is not JSON \([^;]*\)$"),
+        (MOONCAKE % (0, 5, [0]) + '{"timestamp": 10, "input_le', r"line 2: is not JSON \(.*\); the file may be cut off"),
+        (MOONCAKE % (0, 5, [0]) + '{"timestamp": 10, "output_length": 5}\n', "line 2: has no input_length"),
+        (VLLM % (5, 1787267980.5) + VLLM % (5, 12.5), "line 2: arrival time counts from the start, those above from 1970"),
+        (BURST + "5,ChatGPT,472\n", "line 2: has 3 of 6 columns; the file may be cut off"),
+        (BURST + "5,ChatGPT,many,18,490,x\n", "line 2: Request tokens is 'many'; it must be a whole number of at least 0"),
+        (LMCACHE + "m,a,0,1760995776640783,4014,820,x\n", "line 2: common_prefix_chars_with_previous_turn is 'x'"),
+        (
+            '{"arrived_at_s": 0, "num_prompt_tokens": 5, "num_output_tokens": 5, "block_hashes": [1]}\n',
+            "block_hashes needs a column",
+        ),
+    ],
+)
+def test_bad_rows_of_every_kind_are_named(trace: Path, text: str, message: str) -> None:
+    trace.write_text(text)
+    with pytest.raises(TraceError, match=rf"trace.csv:? {message}") as caught:
+        read_trace(trace)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_user_says_of_units_and_blocks_goes_before_what_the_format_says(trace: Path) -> None:
+    trace.write_text(MOONCAKE % (0.25, 100, [1, 2]) + MOONCAKE % (1, 64, [1]))
+    read = read_trace(trace, time_unit="s", block_size=64)
+    assert read.arrived_at == [SECOND // 4, SECOND]
+    assert (read.blocks, read.block_size) == ([[1, 2], [1]], 64)
+
+
+def test_times_that_look_like_another_unit_are_questioned(trace: Path) -> None:
+    for unit, said in ((1, "12 requests within 0.009 s"), (1_000_000_000, "12 requests within 9e+06 s")):
+        trace.write_text("".join(MOONCAKE % (n // 3 * 3 * unit, 5, []) for n in range(12)))
+        assert read_trace(trace).notes == (f"{trace}: {said}; if that is wrong, set workload.time_unit",)
+    trace.write_text("".join(MOONCAKE % (3000 * (n // 6), 5, []) for n in range(12)))
+    assert read_trace(trace).notes == ()
+
+
+def test_empty_prompts_count_as_one_token_where_they_are_known_to_occur(trace: Path) -> None:
+    trace.write_text(BURST + "5,ChatGPT,472,0,472,x\n7,ChatGPT,0,20,20,x\n9,GPT-4,0,0,0,x\n")
+    read = read_trace(trace)
+    assert (read.num_prompt_tokens, read.num_output_tokens) == ([472, 1, 1], [1, 20, 1])
+    assert [note.partition(": ")[2] for note in read.notes] == [
+        "2 rows of 0 prompt tokens count as 1",
+        "2 rows of 0 output tokens count as 1",
+    ]
+
+
+def test_a_published_name_on_a_small_file_is_questioned(tmp_path: Path) -> None:
+    path = tmp_path / "BurstGPT_1.csv"
+    path.write_text(BURST + "5,ChatGPT,472,18,490,x\n")
+    assert "has 1 rows; the published BurstGPT files have over a million" in read_trace(path).notes[0]
+
+
+def test_a_broken_parquet_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(TraceError, match=r"a.parquet: is not a readable Parquet file") as caught:
+        read_trace(tmp_path / "a.parquet")
+    assert "\n" not in str(caught.value)
+
+
+def test_unsorted_rows_take_their_blocks_and_sessions_along(trace: Path) -> None:
+    trace.write_text(BAILIAN % (2, 1, 9, [5, 7]) + BAILIAN % (1, -1, 4, [5, 6]) + BAILIAN % (3, 2, 10, [5, 8]))
+    read = read_trace(trace)
+    assert read.blocks == [[5, 6], [5, 7], [5, 8]]
+    assert (read.turns.sessions, read.turns.parents) == ([1, 1, 1], [-1, 0, 1])
+
+
 def test_a_format_that_is_asked_for_is_insisted_on(trace: Path) -> None:
     trace.write_text(OWN + "0,1,1\n")
-    with pytest.raises(TraceError, match=r"no column TIMESTAMP and no ContextTokens and no GeneratedTokens \(azure format\)"):
+    with pytest.raises(
+        TraceError,
+        match=r"no column TIMESTAMP and no ContextTokens and no GeneratedTokens \(azure format\); the columns are arrived_at_s",
+    ):
         read_trace(trace, "azure")
 
 
-@pytest.mark.shared
-@pytest.mark.parametrize(
-    "name", ["azure2023_code.csv", "azure2023_conv.csv", "vidur_splitwise_code.csv", "vidur_splitwise_conv.csv"]
-)
-def test_statistics_of_real_traces_match_the_published_ones(shared: Path, name: str) -> None:
+TRACES = [
+    "azure2023_code.csv",
+    "azure2023_conv.csv",
+    "vidur_splitwise_code.csv",
+    "vidur_splitwise_conv.csv",
+    "vidur_arxiv_summarization_stats_llama2_tokenizer_filtered_v2.csv",
+    "vattention_arxiv_long_online.csv",
+    "mooncake_conversation_trace.jsonl",
+    "mooncake_synthetic_trace.jsonl",
+    "llmservingsim_measured/RTX4090_Llama-3.1-8B_requests.jsonl",
+    "fissionspec_azure2024_code_1024.csv",
+]
+
+
+def published(shared: Path) -> dict[str, dict[str, str]]:
     rows = csv.DictReader((shared / "data" / "traces" / "STATS.csv").read_text().splitlines())
-    stats = next(row for row in rows if row["file"] == name)
+    return {row["file"]: row for row in rows}
+
+
+@pytest.mark.shared
+def test_every_trace_with_published_statistics_is_tested(shared: Path) -> None:
+    assert set(published(shared)) == set(TRACES)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", TRACES)
+def test_lengths_of_real_traces_match_the_published_statistics(shared: Path, name: str) -> None:
+    stats = published(shared)[name]
     trace = read_trace(shared / "data" / "traces" / name)
-    times, prompts, outputs = trace.arrived_at, trace.num_prompt_tokens, trace.num_output_tokens
-    assert times is not None
-    assert len(times) == int(stats["rows"])
-    assert mean(prompts) == pytest.approx(float(stats["prompt_mean"]), abs=0.05)
-    assert (min(prompts), max(prompts)) == (int(stats["prompt_min"]), int(stats["prompt_max"]))
-    assert mean(outputs) == pytest.approx(float(stats["output_mean"]), abs=0.05)
-    assert (min(outputs), max(outputs)) == (int(stats["output_min"]), int(stats["output_max"]))
-    assert (times[-1] - times[0]) / SECOND == pytest.approx(float(stats["duration_s"]), abs=0.05)
-    assert len(times) / ((times[-1] - times[0]) / SECOND) == pytest.approx(float(stats["mean_rps"]), abs=0.0006)
     assert trace.notes == ()
+    assert len(trace.num_prompt_tokens) == int(stats["rows"])
+    for what, lengths in (("prompt", np.array(trace.num_prompt_tokens)), ("output", np.array(trace.num_output_tokens))):
+        assert lengths.mean() == pytest.approx(float(stats[f"{what}_mean"]), abs=0.051)
+        assert (lengths.min(), lengths.max()) == (int(stats[f"{what}_min"]), int(stats[f"{what}_max"]))
+        for percent in (50, 90, 99):
+            assert np.percentile(lengths, percent) == pytest.approx(float(stats[f"{what}_p{percent}"]), abs=0.051)
+        assert stats[f"{what}_zero"] == "0"
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", TRACES)
+def test_arrivals_of_real_traces_match_the_published_statistics(shared: Path, name: str) -> None:
+    stats = published(shared)[name]
+    arrived_at = read_trace(shared / "data" / "traces" / name).arrived_at
+    if not stats["duration_s"]:
+        assert arrived_at is None
+        return
+    assert arrived_at is not None
+    times = np.array(arrived_at) / SECOND - arrived_at[0] / SECOND
+    gaps = np.diff(times)
+    assert times[-1] == pytest.approx(float(stats["duration_s"]), abs=0.051)
+    assert len(times) / times[-1] == pytest.approx(float(stats["mean_rps"]), abs=0.0006)
+    assert int((gaps == 0).sum()) == int(stats["dup_ts"])
+    assert gaps.std() / gaps.mean() == pytest.approx(float(stats["interarrival_cv"]), abs=0.0051)
+    for seconds in (1, 10, 60):
+        counts = np.bincount((times // seconds).astype(int))
+        assert counts.max() / counts.mean() == pytest.approx(float(stats[f"peak_to_mean_{seconds}s"]), abs=0.0051)
+    assert int((np.bincount((times // 60).astype(int)) == 0).sum()) == int(stats["empty_60s_windows"])
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(("name", "share"), [("mooncake_conversation", 0.366), ("mooncake_synthetic", 0.640)])
+def test_blocks_of_mooncake_are_hit_as_often_as_is_published(shared: Path, name: str, share: float) -> None:
+    trace = read_trace(shared / "data" / "traces" / f"{name}_trace.jsonl")
+    seen: set[int] = set()
+    hits = 0
+    for blocks in trace.blocks:
+        hits += len(seen.intersection(blocks))
+        seen.update(blocks)
+    assert hits / sum(map(len, trace.blocks)) == pytest.approx(share, abs=0.0005)
+    assert trace.block_size == 512
 
 
 @pytest.mark.shared
@@ -200,8 +374,10 @@ def test_the_two_copies_of_the_azure_trace_agree(shared: Path) -> None:
         ("t01_bom_crlf.csv", 2),
         ("t02_fraction7_and_tz_mixed.csv", 3),
         ("t03_unsorted_dup.csv", 4),
+        ("t04_zero_tokens.csv", 3),
         ("t06_float_token_counts.csv", 1),
         ("t07_no_timestamp_column.csv", 1),
+        ("t11_huge_lengths.jsonl", 3),
     ],
 )
 def test_odd_files_that_hold_requests_are_read(shared: Path, name: str, rows: int) -> None:
@@ -212,12 +388,10 @@ def test_odd_files_that_hold_requests_are_read(shared: Path, name: str, rows: in
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("t04_zero_tokens.csv", "line 1: no column num_prompt_tokens"),
         ("t05_negative_nan_inf.csv", "line 2: arrived_at is '-1.0'"),
-        ("t08_seconds_in_ms_format.jsonl", "holds JSON lines"),
-        ("t10_hash_ids_len_mismatch.jsonl", "holds JSON lines"),
-        ("t11_huge_lengths.jsonl", "holds JSON lines"),
-        ("t13_truncated_last_line.jsonl", "holds JSON lines"),
+        ("t08_seconds_in_ms_format.jsonl", "line 2: timestamp is 0.2; it must be a whole number of ms"),
+        ("t10_hash_ids_len_mismatch.jsonl", "line 1: hash_ids names 1 blocks; a prompt of 600 tokens has 2 of 512"),
+        ("t13_truncated_last_line.jsonl", r"line 2: is not JSON \(.*\); the file may be cut off"),
         ("t14_git_lfs_pointer.jsonl", "is a git-lfs pointer"),
         ("t15_comment_header.csv", "line 3: no column num_prompt_tokens"),
     ],
