@@ -47,12 +47,12 @@ class Bare:
     """The forward pass and nothing else."""
 
     def __init__(self, config: DecoderConfig, weights: Weights, sequences: int, max_len: int) -> None:
-        self.spec = config.spec
+        self.config = config
         self.weights = weights
         self.eps = config.rms_norm_eps
-        self.inverse, self.scale = frequencies(config.rope, self.spec.head_dim, max_len)
-        shape = (2, sequences, self.spec.num_kv_heads, max_len, self.spec.head_dim)
-        self.caches = [torch.randn(shape) for _ in range(self.spec.num_layers)]
+        self.inverse, self.scale = frequencies(config.rope, self.config.head_dim, max_len)
+        shape = (2, sequences, self.config.num_kv_heads, max_len, self.config.head_dim)
+        self.caches = [torch.randn(shape) for _ in range(self.config.num_layers)]
 
     @torch.inference_mode()
     def step(self, tokens: Tensor, at: int) -> Tensor:
@@ -68,7 +68,7 @@ class Bare:
         return F.linear(last, self.weights.head).argmax(dim=-1)
 
     def _attention(self, x: Tensor, layer: LayerWeights, cache: Tensor, at: int, turn: tuple[Tensor, Tensor]) -> Tensor:
-        heads, kv_heads, dim = self.spec.num_heads, self.spec.num_kv_heads, self.spec.head_dim
+        heads, kv_heads, dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         sequences, new, _ = x.shape
         qkv = F.linear(x, layer.qkv).view(sequences, new, heads + 2 * kv_heads, dim).transpose(1, 2)
         turned, v = qkv[:, :-kv_heads], qkv[:, -kv_heads:]

@@ -1,7 +1,7 @@
 """The mathematics that a config.json asks of the decoder.
 
-`ModelSpec` (squall.perf.model) knows the sizes; this adds what a forward pass needs besides: epsilon, rotary embedding, windows.
-Knows no tensors. What the decoder cannot compute is refused by name: a model that almost runs gives almost its answers.
+`squall.perf` reads the sizes; this adds what a forward pass needs besides: epsilon and rotary embedding. Knows no tensors. What
+the decoder cannot compute is refused by name: a model that almost runs gives almost its answers.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,9 @@ from msgspec import Struct
 
 from squall.errors import ModelError
 from squall.live.engine.jsonfile import read_json
-from squall.perf.model import ModelSpec, spec_from_config
+from squall.perf.layers import Attention, Mlp
+from squall.perf.model import spec_from_config
+from squall.perf.spec import Layers, ModelSpec
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -44,12 +46,40 @@ class Rope(Struct, frozen=True):
 
 
 class DecoderConfig(Struct, frozen=True):
-    """All that the decoder computes by. `windows`: for every layer, how many tokens it looks back, 0 for all."""
+    """All that the decoder computes by; every layer is the same but for its window.
 
-    spec: ModelSpec
+    Attributes:
+        dtype: of the checkpoint ("bf16", ...).
+        windows: for every layer, how many tokens it looks back, 0 for all.
+    """
+
+    name: str
+    dtype: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position: int
+    tied: bool
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
     rms_norm_eps: float
     rope: Rope
     windows: tuple[int, ...]
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of a token's keys; its values are as wide."""
+        return self.num_kv_heads * self.head_dim
 
 
 def read_decoder_config(folder: Path) -> DecoderConfig:
@@ -60,14 +90,46 @@ def read_decoder_config(folder: Path) -> DecoderConfig:
     if family not in FAMILIES:
         raise ModelError(f"{path}: model_type is {family!r}; the built-in engine runs {', '.join(FAMILIES)}")
     spec = spec_from_config(config, place=str(path), name=folder.name)
-    if "quantization_config" in config or spec.weight_dtype != spec.dtype:
+    _refuse_what_differs(config, spec, path)
+    attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
+    assert isinstance(attention, Attention)
+    assert isinstance(mlp, Mlp)
+    return DecoderConfig(
+        name=spec.name,
+        dtype=spec.dtype,
+        num_layers=spec.num_layers,
+        hidden_size=spec.hidden_size,
+        num_heads=attention.num_heads,
+        num_kv_heads=attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        intermediate_size=mlp.size,
+        vocab_size=spec.vocab_size,
+        max_position=spec.max_position,
+        tied=spec.tied,
+        qkv_bias=attention.qkv_bias,
+        out_bias=attention.out_bias,
+        mlp_bias=mlp.bias,
+        qk_norm=attention.qk_norm,
+        rms_norm_eps=_number(config, "rms_norm_eps", 1e-6, path),
+        rope=_rope(config, spec.max_position, path),
+        windows=tuple(window or 0 for group in spec.layers for window in [_window(group)] * group.count),
+    )
+
+
+def _refuse_what_differs(config: Mapping[str, Any], spec: ModelSpec, path: Path) -> None:
+    if "quantization_config" in config or spec.quantization is not None:
         raise ModelError(f"{path}: quantization_config: the built-in engine runs unquantised checkpoints only")
     if (activation := config.get("hidden_act", "silu")) != "silu":
         raise ModelError(f"{path}: hidden_act is {activation!r}; the built-in engine runs 'silu' only")
-    if spec.head_dim % 2:
-        raise ModelError(f"{path}: head_dim is {spec.head_dim}; rotary embedding needs an even one")
-    eps = _number(config, "rms_norm_eps", 1e-6, path)
-    return DecoderConfig(spec, eps, _rope(config, spec.max_position, path), _windows(config, spec))
+    if "chunked_attention" in (config.get("layer_types") or ()):
+        raise ModelError(f"{path}: layer_types has 'chunked_attention'; the built-in engine runs full and sliding attention")
+    for group in spec.layers:
+        if isinstance(group.attention, Attention) and group.attention.head_dim % 2:
+            raise ModelError(f"{path}: head_dim is {group.attention.head_dim}; rotary embedding needs an even one")
+
+
+def _window(group: Layers) -> int | None:
+    return group.attention.window if isinstance(group.attention, Attention) else None
 
 
 def _rope(config: Mapping[str, Any], max_position: int, path: Path) -> Rope:
@@ -106,10 +168,3 @@ def _number(fields: Mapping[str, Any], key: str, default: float, path: Path) -> 
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
         raise ModelError(f"{path}: {key} is {value!r}; it must be a number above 0")
     return float(value)
-
-
-def _windows(config: Mapping[str, Any], spec: ModelSpec) -> tuple[int, ...]:
-    """Qwen's first `max_window_layers` layers look back without limit; Mistral's window holds for all."""
-    window = spec.sliding_window or 0
-    unlimited = int(config.get("max_window_layers", 0)) if spec.family.startswith("qwen") else 0
-    return tuple(window if layer >= unlimited else 0 for layer in range(spec.num_layers))

@@ -3,6 +3,9 @@
 A batch is flat: first one token of every decoding sequence, then the chunks of prompts, one after the other.
 """
 
+import math
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -78,11 +81,16 @@ class KvCache:
     def __init__(
         self, layers: int, num_blocks: int, block_size: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        # Zeros, not garbage: what is masked away is still multiplied by 0. The system hands them out as they are touched.
         shape = (num_blocks, block_size, kv_heads, dim)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.block_size = block_size
+        self.keys = [_zeros(shape, dtype, device) for _ in range(layers)]
+        self.values = [_zeros(shape, dtype, device) for _ in range(layers)]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, not garbage: what is masked away is still multiplied by 0. On a CPU, memory is taken only as it is written to."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def rope_store(qkv: Tensor, cosine: Tensor, sine: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:

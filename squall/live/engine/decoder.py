@@ -28,7 +28,7 @@ class Decoder:
         self.weights = weights
         self._kernels = kernels
         self._eps = config.rms_norm_eps
-        inverse, self._rope_scale = frequencies(config.rope, config.spec.head_dim, max_len)
+        inverse, self._rope_scale = frequencies(config.rope, config.head_dim, max_len)
         self._inverse = inverse.to(weights.arena.device)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -58,10 +58,9 @@ class Decoder:
         window: int,
         turn: tuple[Tensor, Tensor],
     ) -> Tensor:
-        spec = self.config.spec
-        heads, kv_heads = spec.num_heads, spec.num_kv_heads
+        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
         qkv = self._linear(self._norm(x, layer.attn_norm), layer.qkv, layer.qkv_bias).view(
-            -1, heads + 2 * kv_heads, spec.head_dim
+            -1, heads + 2 * kv_heads, self.config.head_dim
         )
         if layer.q_norm is not None and layer.k_norm is not None:
             qkv[:, :heads] = self._norm(qkv[:, :heads], layer.q_norm)

@@ -83,12 +83,11 @@ class TorchEngine:
         dtype = _dtype(self._dtype_name, config, device)
         self.max_model_len = _max_len(self.max_model_len, config)
         kernels = load_kernels() if self._native and native_fits(dtype, device, self._threads) else None
-        spec = config.spec
         with torch.inference_mode():
             weights = allocate(config, dtype, device)
-            load_checkpoint(self._folder, weights.views, frozenset({"lm_head.weight"} if spec.tied else ()))
+            load_checkpoint(self._folder, weights.views, frozenset({"lm_head.weight"} if config.tied else ()))
             self._decoder = Decoder(config, weights, self.max_model_len, kernels)
-            shape = (spec.num_layers, self.num_blocks, self.block_size, spec.num_kv_heads, spec.head_dim)
+            shape = (config.num_layers, self.num_blocks, self.block_size, config.num_kv_heads, config.head_dim)
             self._cache = KvCache(*shape, dtype=dtype, device=device)
         self._device = device
         self.reset()
@@ -213,7 +212,7 @@ class TorchEngine:
     def _forward(self, batch: Batch, rows: Tensor, states: Sequence[SequenceState] = ()) -> list[Draw]:
         """Run the batch through all layers, and draw a token for each of `states` from `rows` of the result."""
         x = self._decoder.embed(batch.tokens)
-        x = self._decoder.run(x, batch, self._cache, 0, self._decoder.config.spec.num_layers)
+        x = self._decoder.run(x, batch, self._cache, 0, self._decoder.config.num_layers)
         return draw(self._decoder.logits(x[rows]), states) if len(rows) else []
 
     def _put(self, array: NDArray[Any]) -> Tensor:
@@ -241,7 +240,7 @@ def _device(name: str) -> torch.device:
 
 def _dtype(name: str, config: DecoderConfig, device: torch.device) -> torch.dtype:
     if name == "auto":
-        name = "fp32" if device.type == "cpu" else config.spec.dtype
+        name = "fp32" if device.type == "cpu" else config.dtype
     if name not in DTYPES:
         raise ConfigError(f"replica.dtype is {name!r}; the built-in engine computes in {', '.join(DTYPES)}")
     return DTYPES[name]
@@ -249,8 +248,8 @@ def _dtype(name: str, config: DecoderConfig, device: torch.device) -> torch.dtyp
 
 def _max_len(wanted: int, config: DecoderConfig) -> int:
     """The model's own limit, or what is wanted if that is within it; dynamic rotary embedding reaches `factor` times as far."""
-    own = config.spec.max_position
+    own = config.max_position
     limit = int(own * config.rope.factor) if config.rope.kind == "dynamic" else own
     if wanted > limit:
-        raise ConfigError(f"replica.max_model_len is {wanted}; {config.spec.name} reaches {limit} tokens")
+        raise ConfigError(f"replica.max_model_len is {wanted}; {config.name} reaches {limit} tokens")
     return wanted or own

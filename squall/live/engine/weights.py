@@ -72,7 +72,7 @@ class Weights:
         self.head = tensors.get((None, "head"), self.embed)
         self.layers = [
             LayerWeights({field: tensor for (at, field), tensor in tensors.items() if at == layer})
-            for layer in range(config.spec.num_layers)
+            for layer in range(config.num_layers)
         ]
 
 
@@ -91,39 +91,37 @@ def allocate(config: DecoderConfig, dtype: torch.dtype, device: torch.device) ->
 
 def pieces(config: DecoderConfig) -> Iterator[Piece]:
     """Every tensor of the model, in the order in which they lie in the arena."""
-    spec = config.spec
-    yield Piece(None, "embed", (Part("model.embed_tokens.weight", (spec.vocab_size, spec.hidden_size)),))
-    for layer in range(spec.num_layers):
+    yield Piece(None, "embed", (Part("model.embed_tokens.weight", (config.vocab_size, config.hidden_size)),))
+    for layer in range(config.num_layers):
         yield from _layer(config, layer)
-    yield Piece(None, "norm", (Part("model.norm.weight", (spec.hidden_size,)),))
-    if not spec.tied:
-        yield Piece(None, "head", (Part("lm_head.weight", (spec.vocab_size, spec.hidden_size)),))
+    yield Piece(None, "norm", (Part("model.norm.weight", (config.hidden_size,)),))
+    if not config.tied:
+        yield Piece(None, "head", (Part("lm_head.weight", (config.vocab_size, config.hidden_size)),))
 
 
 def _layer(config: DecoderConfig, layer: int) -> Iterator[Piece]:
-    spec = config.spec
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    rows = {"q": spec.q_size, "k": spec.kv_size, "v": spec.kv_size}
+    hidden, inner = config.hidden_size, config.intermediate_size
+    rows = {"q": config.q_size, "k": config.kv_size, "v": config.kv_size}
 
     def piece(field: str, *parts: tuple[str, tuple[int, ...]]) -> Piece:
         return Piece(layer, field, tuple(Part(f"model.layers.{layer}.{name}", shape) for name, shape in parts))
 
     yield piece("attn_norm", ("input_layernorm.weight", (hidden,)))
     yield piece("qkv", *((f"self_attn.{x}_proj.weight", (size, hidden)) for x, size in rows.items()))
-    if spec.qkv_bias:
+    if config.qkv_bias:
         yield piece("qkv_bias", *((f"self_attn.{x}_proj.bias", (size,)) for x, size in rows.items()))
-    if spec.qk_norm:
-        yield piece("q_norm", ("self_attn.q_norm.weight", (spec.head_dim,)))
-        yield piece("k_norm", ("self_attn.k_norm.weight", (spec.head_dim,)))
-    yield piece("out", ("self_attn.o_proj.weight", (hidden, spec.q_size)))
-    if spec.out_bias:
+    if config.qk_norm:
+        yield piece("q_norm", ("self_attn.q_norm.weight", (config.head_dim,)))
+        yield piece("k_norm", ("self_attn.k_norm.weight", (config.head_dim,)))
+    yield piece("out", ("self_attn.o_proj.weight", (hidden, config.q_size)))
+    if config.out_bias:
         yield piece("out_bias", ("self_attn.o_proj.bias", (hidden,)))
     yield piece("mlp_norm", ("post_attention_layernorm.weight", (hidden,)))
     yield piece("gate_up", ("mlp.gate_proj.weight", (inner, hidden)), ("mlp.up_proj.weight", (inner, hidden)))
-    if spec.mlp_bias:
+    if config.mlp_bias:
         yield piece("gate_up_bias", ("mlp.gate_proj.bias", (inner,)), ("mlp.up_proj.bias", (inner,)))
     yield piece("down", ("mlp.down_proj.weight", (hidden, inner)))
-    if spec.mlp_bias:
+    if config.mlp_bias:
         yield piece("down_bias", ("mlp.down_proj.bias", (hidden,)))
 
 

@@ -103,7 +103,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
 def open_decoder(folder: Path, kernels: Kernels | None, max_len: int = 256) -> Decoder:
     config = read_decoder_config(folder)
     weights = allocate(config, torch.float32, torch.device("cpu"))
-    load_checkpoint(folder, weights.views, frozenset({"lm_head.weight"} if config.spec.tied else ()))
+    load_checkpoint(folder, weights.views, frozenset({"lm_head.weight"} if config.tied else ()))
     return Decoder(config, weights, max_len, kernels)
 
 
@@ -123,16 +123,18 @@ def forward() -> Forward:
         max_len: int = 256,
     ) -> Tensor:
         decoder = open_decoder(folder, kernels, max_len)
-        spec = decoder.config.spec
+        config = decoder.config
         num_blocks = -(-len(tokens) // 4)
-        cache = KvCache(spec.num_layers, num_blocks + 3, 4, spec.num_kv_heads, spec.head_dim, torch.float32, torch.device("cpu"))
+        cache = KvCache(
+            config.num_layers, num_blocks + 3, 4, config.num_kv_heads, config.head_dim, torch.float32, torch.device("cpu")
+        )
         blocks = torch.randperm(num_blocks + 3, generator=torch.Generator().manual_seed(2))[:num_blocks]
         rows, offset = [], 0
         with torch.inference_mode():
             for size in sizes or [len(tokens)]:
                 batch = one_sequence(tokens[offset : offset + size], offset, blocks)
                 x = decoder.embed(batch.tokens)
-                for first, last in ((0, spec.num_layers),) if cut is None else ((0, cut), (cut, spec.num_layers)):
+                for first, last in ((0, config.num_layers),) if cut is None else ((0, cut), (cut, config.num_layers)):
                     x = decoder.run(x, batch, cache, first, last)
                 rows.append(decoder.logits(x))
                 offset += size

@@ -20,7 +20,7 @@ Edit = Callable[..., None]
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Weights:
     config = read_decoder_config(folder)
     weights = allocate(config, dtype, torch.device("cpu"))
-    load_checkpoint(folder, weights.views, frozenset({"lm_head.weight"} if config.spec.tied else ()))
+    load_checkpoint(folder, weights.views, frozenset({"lm_head.weight"} if config.tied else ()))
     return weights
 
 
@@ -142,6 +142,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rope factor": ({"rope_parameters": {"rope_type": "linear", "factor": "big"}}, r"factor is 'big'; it must be a number"),
     "rope by layer": ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, r"rope_parameters differ by layer"),
     "partial rotation": ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor: .* whole heads"),
+    "chunks": ({"layer_types": ["chunked_attention"] * 3, "attention_chunk_size": 4}, r"layer_types has 'chunked_attention'"),
     "odd heads": ({"head_dim": 13}, r"head_dim is 13; rotary embedding needs an even one"),
     "a size missing": ({"hidden_size": None}, r"config\.json: hidden_size is missing"),
 }
