@@ -122,8 +122,9 @@ class Controller:
             case _:
                 raise IllegalTransition(f"the controller got {type(event).__name__}, which is not for it")
         actions += self._reconcile(concerned, now)
-        waiting = (self._fleet[replica].start_at for replica in self._retrying)
-        self.wake_at = min((start_at for start_at in waiting if start_at > now), default=None)
+        # One that is due but was not concerned by this event is woken at this very instant.
+        waiting = (member for replica in self._retrying if not (member := self._fleet[replica]).stopping)
+        self.wake_at = min((max(member.start_at, now) for member in waiting), default=None)
         return actions
 
     # -- what is observed
@@ -220,13 +221,13 @@ class Controller:
     def _withdraw(self, member: Member, now: Nanos) -> list[AnyAction]:
         """A replica that is not wanted: drained first where it works, else stopped."""
         phase = member.life.phase
+        self._retrying.discard(member.replica)
         if phase is Phase.READY:
             member.life.on(Withdrawn(), now)
             return [Send(ROUTER, ReplicaDown(member.replica, lost=False))]
         if phase in (Phase.STARTING, Phase.LOADING, Phase.WARMING, Phase.IDLE):
             return self._stop(member)
         if phase is Phase.FAILED:
-            self._retrying.discard(member.replica)
             member.life.on(Withdrawn(), now)
         return []
 
