@@ -6,6 +6,7 @@ The one place that turns `SquallError` into a line on stderr and an exit code: 2
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -30,6 +31,9 @@ SERVE_EXTRA = {
 }  # fmt: skip
 """What `squall[serve]` brings, by the name that an import fails with."""
 
+WRONG_USAGE: Any = typer.BadParameter.__mro__[1]
+"""What a command line raises that cannot be understood; typer shows this class under no name of its own."""
+
 app = typer.Typer(
     help="Serve large language models through sudden load, and rehearse it first.",
     add_completion=False,
@@ -45,6 +49,12 @@ app.add_typer(models, name="model")
 def _option(help: str, *names: str, **more: Any) -> Any:
     """An option without a default of its own: what its absence means, its help or the configuration says."""
     return typer.Option(*names, help=help, show_default=False, **more)
+
+
+def _finite(value: float) -> float:
+    if not 0 < value < float("inf"):
+        raise typer.BadParameter(f"{value} is not a number of seconds above 0.")
+    return value
 
 
 ConfigFile = Annotated[
@@ -64,9 +74,17 @@ def main() -> None:
     """The `squall` command."""
     logging.basicConfig(format="squall: %(levelname)s: %(message)s")
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
     except SquallError as error:
         _fail(str(error))
+    except WRONG_USAGE as error:
+        said = error.format_message()
+        if "\n" in said:  # no mistake: the help of a command that needs another word
+            typer.echo(said)
+            sys.exit(2)
+        _fail(f"{said} (`{' '.join(_command(error))} --help` says more)")
+    except OSError as error:  # a full disk, a folder that may not be written, a name that is too long
+        _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part is not None))
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] not in SERVE_EXTRA:
             raise
@@ -122,8 +140,9 @@ def serve(
     place = place_for("serve", resolved.run.out)
     if with_parent:
         threading.Thread(target=_watch_parent, daemon=True).start()
-    run(resolved, place, typer.echo)
-    _end(place, f"squall simulate {config or 'CONFIG'}")
+    run(resolved, place, _say)
+    with contextlib.suppress(OSError):
+        _end(place, f"squall simulate {config or 'CONFIG'}")
 
 
 @app.command()
@@ -134,7 +153,7 @@ def replay(
     model: Annotated[str | None, _option("The model to ask for; when absent, CONFIG's.")] = None,
     api_key: Annotated[str | None, _option("The endpoint's key.", envvar="OPENAI_API_KEY")] = None,
     tokenizer: Annotated[Path | None, _option("A tokenizer.json, for servers that take no token ids.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a request is given up.")] = 600.0,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a request is given up.", callback=_finite)] = 600.0,
     max_in_flight: Annotated[int | None, _option("At most so many requests at once; what waits leaves late.", min=1)] = None,
     out: Out = None,
 ) -> None:
@@ -159,7 +178,7 @@ def profile(
     model: ModelName = None,
     device: Device = None,
     engines: Annotated[int | None, _option("Engines at work at once; when absent, as many as share this CPU.", min=1)] = None,
-    seconds: Annotated[float, typer.Option(help="How long to measure; loading the model comes on top.")] = 45.0,
+    seconds: Annotated[float, typer.Option(help="How long to measure; loading the model comes on top.", callback=_finite)] = 45.0,
     out: Annotated[Path | None, _option("The profile to write.", metavar="FILE")] = None,
 ) -> None:
     """Measure how long steps take on this machine."""
@@ -172,6 +191,8 @@ def profile(
     path = out or Path(f"{Path(resolved.model.name).name}-{resolved.serve.device}.profile.json")
     if path.exists():
         raise ConfigError(f"{path} exists already; choose another file (--out) or remove it")
+    if not os.access(path.parent, os.W_OK):
+        raise ConfigError(f"{path}: nothing can be written into {path.parent}; choose another file (--out)")
     count = engines or num_sharing(resolved)
     with progress(f"measuring {count} engine(s)", seconds) as show:
         measured = measure(resolved, count, seconds, show)
@@ -251,11 +272,22 @@ def _load(config: Path | None, settings: list[str] | None, out: Path | None, *op
     return load(config, [*(settings or ()), *(f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None)])
 
 
+def _command(error: Any) -> list[str]:
+    """The words of the command that was not understood."""
+    return ["squall", *(error.ctx.command_path.split()[1:] if error.ctx is not None else ())]
+
+
 def _watch_parent() -> None:
     """Whoever started us holds the other end of standard input; when that closes, they are gone, and nobody needs us."""
     while os.read(sys.stdin.fileno(), 1024):  # unbuffered: a buffer's lock, held here for ever, would abort our own exit
         pass
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _say(line: str) -> None:
+    """To whoever may still listen: a server does not end because its terminal has gone or its log's disk is full."""
+    with contextlib.suppress(OSError):
+        typer.echo(line)
 
 
 def _tell(summary: Summary) -> None:

@@ -6,9 +6,11 @@ itself. Whatever is wrong with a file or a key becomes one `ConfigError` that na
 
 import difflib
 import importlib
+import math
+import os
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -154,6 +156,7 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
         _make_paths_absolute(patch, Path.cwd())
         _merge(tree, patch)
     own = {name: tree.pop(name) for name in POLICY_TABLES if ":" in str(_kind(tree.get(name)))}
+    _refuse_strange_values(where, tree)
     try:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
@@ -183,6 +186,8 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deeply; tables are two or three levels deep") from None
 
 
 def _override(text: str) -> dict[str, Any]:
@@ -193,7 +198,7 @@ def _override(text: str) -> dict[str, Any]:
         raise ConfigError(f"--set {text}: expected key=value, such as fleet.replicas=4")
     try:
         patch: Any = tomllib.loads(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         patch = value.strip()
     for name in reversed(names):
         patch = {name: patch}
@@ -214,18 +219,35 @@ def _kind(table: Any) -> Any:
     return table.get("kind") if isinstance(table, dict) else None
 
 
+def _refuse_strange_values(where: str, value: Any, key: str = "") -> None:
+    """What TOML can say and no key can mean, and what would come out of files and numbers much later."""
+    match value:
+        case dict():
+            for name, inner in value.items():
+                _refuse_strange_values(where, inner, f"{key}.{name}" if key else name)
+        case list():
+            for inner in value:
+                _refuse_strange_values(where, inner, key)
+        case float() if not math.isfinite(value):
+            raise ConfigError(f"{where}: {key} = {value}: expected a finite number")
+        case int() if value.bit_length() > 63:
+            raise ConfigError(f"{where}: {key} is larger than any number of 64 bits")
+        case str() if "\0" in value:
+            raise ConfigError(f"{where}: {key} = {_shown(value)}: contains a null character")
+
+
 def _make_paths_absolute(tree: dict[str, Any], base: Path) -> None:
     """In place. A model's name is a path when it says so (./x, /x, ~/x) or names something that exists there."""
     for name, value in tree.items():
         if isinstance(value, dict):
             _make_paths_absolute(value, base)
         elif name == "path" and isinstance(value, str):
-            tree[name] = str(base / Path(value).expanduser())
+            tree[name] = str(base / os.path.expanduser(value))  # pathlib's raises where there is no such user
     model = tree.get("model")
     if isinstance(model, dict) and isinstance(model.get("name"), str):
         name = model["name"]
-        path = base / Path(name).expanduser()
-        if name.startswith((".", "/", "~")) or ("/" in name and path.exists()):
+        path = base / os.path.expanduser(name)
+        if name.startswith((".", "/", "~")) or ("/" in name and os.path.exists(path)):
             model["name"] = str(path)
 
 
@@ -234,8 +256,11 @@ def _own_policy(where: str, name: str, table: dict[str, Any]) -> Any:
     module, _, attribute = str(table["kind"]).partition(":")
     try:
         policy = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{where}: {name}.kind = {table['kind']!r} cannot be imported: {error}") from None
+    except Exception as error:  # whatever a module of the user's does when it is imported
+        why = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{where}: {name}.kind = {_shown(table['kind'])} cannot be imported: {_shown(why, str)}") from None
+    if not (isinstance(policy, type) and issubclass(policy, Struct)):
+        raise ConfigError(f"{where}: {name}.kind = {_shown(table['kind'])} is no msgspec.Struct, as a policy must be")
     fields = {key: value for key, value in table.items() if key != "kind"}
     try:
         return msgspec.convert(fields, policy)
@@ -267,9 +292,15 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
     if missing := re.match(r"Object missing required field `(.*)`", what):
         return f"[{key}] needs the key {missing[1]!r}"
     value = _value_at(tree, names)
-    what = what.replace("Invalid value ", "unknown value ").replace("Invalid enum value ", "unknown value ")
+    what = _shown(what, str).replace("Invalid value ", "unknown value ").replace("Invalid enum value ", "unknown value ")
     choices = _choices(table, names)
-    return f"{key} = {value!r}: {what[0].lower()}{what[1:]}" + (f"; one of {choices}" if choices else "")
+    return f"{key} = {_shown(value)}: {what[0].lower()}{what[1:]}" + (f"; one of {choices}" if choices else "")
+
+
+def _shown(value: Any, spell: Callable[[Any], str] = repr) -> str:
+    """As much of a value as fits into a message of one line."""
+    text = spell(value).replace("\n", " ")
+    return text if len(text) <= 120 else f"{text[:100]}...{text[-10:]}"
 
 
 def _types_at(struct: type, tree: dict[str, Any], names: Sequence[str]) -> list[Any]:

@@ -7,9 +7,10 @@ machine's workings and no run directory.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -57,11 +58,14 @@ class EventLog:
     Args:
         file: written at its end.
         frame_bytes: how much to keep in memory (at most one record more).
+        given_up: told, once, why the log ends here (a full disk), after which nothing is written any more. None: such an error
+            is raised.
     """
 
-    def __init__(self, file: BinaryIO, frame_bytes: int = FRAME_BYTES) -> None:
+    def __init__(self, file: BinaryIO, frame_bytes: int = FRAME_BYTES, given_up: Callable[[OSError], None] | None = None) -> None:
         self._file = file
         self._frame_bytes = frame_bytes
+        self._given_up = given_up
         self._pending = bytearray()
         self._encoder = msgspec.json.Encoder()
         self._compressor = zstandard.ZstdCompressor(level=3)
@@ -76,6 +80,8 @@ class EventLog:
 
     def write(self, record: Record) -> None:
         """One line."""
+        if self._file.closed:
+            return
         self._encoder.encode_into(record, self._pending, -1)
         self._pending += b"\n"
         if len(self._pending) >= self._frame_bytes:
@@ -84,16 +90,31 @@ class EventLog:
     def flush(self) -> None:
         """Hand everything so far to the operating system."""
         if self._pending:
-            self._file.write(self._compressor.compress(self._pending))
-            self._file.flush()
+            frame = self._compressor.compress(self._pending)
             self._pending.clear()
+            with self._enduring():
+                self._file.write(frame)
+                self._file.flush()
 
     def close(self) -> None:
         """Flush, and wait for the disk. Idempotent."""
+        self.flush()
         if not self._file.closed:
-            self.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            with self._enduring():
+                os.fsync(self._file.fileno())
+                self._file.close()
+
+    @contextlib.contextmanager
+    def _enduring(self) -> Iterator[None]:
+        """What cannot be written must not take down who writes it."""
+        try:
+            yield
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            if self._given_up is None:
+                raise
+            self._given_up(error)
 
     def __enter__(self) -> Self:
         return self
@@ -102,7 +123,7 @@ class EventLog:
         self.close()
 
 
-def open_log(path: Path, frame_bytes: int = FRAME_BYTES) -> EventLog:
+def open_log(path: Path, frame_bytes: int = FRAME_BYTES, given_up: Callable[[OSError], None] | None = None) -> EventLog:
     """A log at `path`. An existing one is continued after its last complete frame (a worker that was started again).
 
     Raises:
@@ -117,7 +138,7 @@ def open_log(path: Path, frame_bytes: int = FRAME_BYTES) -> EventLog:
         file.truncate(complete)  # a frame that was cut off would hide all that comes after it
     except OSError as error:
         raise ConfigError(f"{path}: cannot write the event log: {error.strerror}") from None
-    return EventLog(file, frame_bytes)
+    return EventLog(file, frame_bytes, given_up)
 
 
 def describe(machine: Machine) -> Created:

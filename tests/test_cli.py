@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import polars as pl
 import pytest
@@ -77,6 +77,43 @@ def test_a_missing_file_is_one_line_and_exit_code_2(squall: Squall) -> None:
 
 def test_one_run_cannot_be_compared(squall: Squall) -> None:
     assert squall("compare", "a") == (2, "", "squall: error: compare needs two run directories or more; only a was given\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sumulate",), "No such command 'sumulate'."),
+        (("simulate",), "Missing argument 'CONFIG'. (`squall simulate --help` says more)"),
+        (("model", "pull", "--to=x"), "No such option: --to (`squall model pull --help` says more)"),
+        (("profile", "--seconds=nan"), "nan is not a number of seconds above 0. (`squall profile --help` says more)"),
+        (("replay", "x.toml", "--timeout=0"), "0.0 is not a number of seconds above 0. (`squall replay --help` says more)"),
+        (("simulate", "x" * 300), "File name too long"),
+        (("simulate", EXAMPLES / "azure-conv.toml", "--out", "x" * 300), "File name too long"),
+        (("profile", "--out", "no/such/folder/profile.json"), "nothing can be written into no/such/folder"),
+    ],
+)
+def test_a_command_line_that_cannot_be_is_one_line_and_exit_code_2(squall: Squall, arguments: Any, message: str) -> None:
+    said = squall(*arguments)
+    assert (said.code, said.out) == (2, "")
+    (line,) = said.err.splitlines()
+    assert line.startswith("squall: error: ")
+    assert message in line
+
+
+def test_a_command_without_its_word_shows_the_help(squall: Squall) -> None:
+    said = squall("model")
+    assert said.code == 2
+    assert "\n  pull  " in said.out
+
+
+@pytest.mark.parametrize("host", ["x" * 70, "a..b"])
+def test_a_host_that_cannot_be_is_one_line(squall: Squall, host: str) -> None:
+    said = squall("serve", "--engine", "emulated", "--model", "llama-3-8b", "--gpu", "h100-sxm", "--host", host, "--out", "run")
+    assert said == (2, "", f"squall: error: serve.host = '{host}' is no address of this machine: no host can have this name\n")
+    said = squall("replay", EXAMPLES / "azure-conv.toml", "--url", f"http://{host}:80")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.endswith("no host can have this name; is the server running?\n")
+    assert not Path("run").exists()
 
 
 def test_ctrl_c_is_exit_code_130(squall: Squall, monkeypatch: pytest.MonkeyPatch) -> None:

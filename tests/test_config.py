@@ -110,6 +110,49 @@ def test_a_mistake_is_one_line_that_names_the_file_the_key_and_the_fix(tmp_path:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("slo.ttft_s=inf", "slo.ttft_s = inf: expected a finite number"),
+        ("serve.time_dilation=nan", "serve.time_dilation = nan: expected a finite number"),
+        ("fleet.replicas=9223372036854775808", "fleet.replicas is larger than any number of 64 bits"),
+        ('latency.path="a\\u0000b"', "contains a null character"),
+        ('serve.api_keys=["a", "\\u0000"]', "serve.api_keys = '\\x00': contains a null character"),
+        ("model.name=~nobody-of-this-name/model", None),
+        ("latency.path=~nobody-of-this-name/profile.json", None),
+        (f"model.name=a/{'x' * 300}", None),
+        ("route.kind=..:Policy", "route.kind = '..:Policy' cannot be imported: TypeError"),
+        ("route.kind=:", "cannot be imported: ValueError: Empty module name"),
+        ("route.kind=json:dumps", "route.kind = 'json:dumps' is no msgspec.Struct, as a policy must be"),
+        ("route.kind=builtins:dict", "is no msgspec.Struct"),
+        (f"serve.engine={'x' * 5000}", "one of torch, emulated"),
+        (f"fleet.replicas={'x' * 5000}", "expected `int`, got `str`"),
+        (f"run.seed={'[' * 5000}{']' * 5000}", "expected `int`, got `str`"),
+    ],
+)
+def test_a_value_that_nobody_means_is_one_short_line_or_just_a_name(override: str, message: str | None) -> None:
+    if message is None:
+        load(None, [override])
+        return
+    with pytest.raises(ConfigError) as caught:
+        load(None, [override])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_file_nested_beyond_all_measure_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run\.toml: nested too deeply"):
+        load(write(tmp_path, f"a = {'[' * 5000}{']' * 5000}"))
+
+
+def test_a_policy_whose_module_is_broken_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_policy.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be imported: ZeroDivisionError: division by zero"):
+        load(None, ["scale.kind=broken_policy:Policy"])
+
+
 def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"absent\.toml: no such configuration file"):
         load(tmp_path / "absent.toml")

@@ -1,5 +1,6 @@
 """The event log: what is written is read back, whatever kills the writer."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -55,7 +56,7 @@ from squall.core.replica import Replica
 from squall.core.router import Router
 from squall.core.types import CONTROLLER, FOREVER, ROUTER, Request
 from squall.errors import ConfigError
-from squall.eventlog import Created, Record, describe, open_log, read, read_merged, write_merged
+from squall.eventlog import Created, EventLog, Record, describe, open_log, read, read_merged, write_merged
 from squall.policies.batching import Vllm
 from squall.policies.route import Pull
 from squall.policies.scale import Fixed
@@ -126,6 +127,24 @@ def test_memory_is_bounded_by_the_frame(tmp_path: Path) -> None:
     assert len(list(read(tmp_path / "log"))) == 1
     log.flush()
     assert len(list(read(tmp_path / "log"))) == 2
+    log.close()
+
+
+def test_a_full_disk_ends_the_log_and_not_its_owner() -> None:
+    told: list[OSError] = []
+    log = EventLog(open("/dev/full", "wb"), frame_bytes=1, given_up=told.append)  # noqa: SIM115 - closed by the log
+    for now in range(3):
+        log.record(now, 0, Woke(), [])
+        log.flush()
+    log.close()
+    assert [error.errno for error in told] == [errno.ENOSPC]
+
+
+def test_a_full_disk_is_an_error_where_nobody_else_would_notice() -> None:
+    log = EventLog(open("/dev/full", "wb"))  # noqa: SIM115 - closed by the log
+    log.record(1, 0, Woke(), [])
+    with pytest.raises(OSError, match="No space left"):
+        log.close()
     log.close()
 
 

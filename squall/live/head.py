@@ -85,6 +85,7 @@ class Head:
         self._block_size = config.replica.block_size
         self._prefix_cache = bool(getattr(config.batching, "prefix_cache", False))
         self._secret = secrets.token_bytes(32)
+        self._hashed: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
         self._router = Router(config.route, config.queue.max_requests, config.queue.max_tokens, config.queue.max_retries)
         self._controller = Controller(config.fleet.replicas, config.scale)
         self._driver = Driver(
@@ -154,12 +155,20 @@ class Head:
             arrived_at=time.monotonic_ns(),
             num_prompt_tokens=len(tokens),
             max_output_tokens=max(1, min(sampling.max_tokens, self.max_model_len - len(tokens))),
-            block_hashes=block_hashes(tokens, self._block_size, self._secret) if self._prefix_cache else (),
+            block_hashes=self._hashes_of(tokens) if self._prefix_cache else (),
             session=session,
         )
         stream = self._streams[request.id] = Stream(request, tokens, sampling, self._give_up)
         self._driver.post(ROUTER, Arrived(request), Priority.ARRIVAL)
         return stream
+
+    def _hashes_of(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of the latest prompt are remembered: its choices come one after the other, up to 2,048 of them."""
+        latest, hashes = self._hashed
+        if prompt is not latest:
+            hashes = block_hashes(prompt, self._block_size, self._secret)
+            self._hashed = prompt, hashes
+        return hashes
 
     def stats(self) -> FrontendStats:
         loads = self._loads

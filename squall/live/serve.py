@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from squall import config as configuration
 from squall.config import Config
-from squall.errors import ConfigError, ModelError
+from squall.errors import ConfigError, ModelError, SquallError
 from squall.eventlog import open_log, write_merged
 from squall.live.launch import LocalLauncher
 from squall.live.loop import run
@@ -51,23 +52,42 @@ def serve(config: Config, directory: Path, say: Say) -> None:
     began = monotonic()
     model = served_model(config)
     with contextlib.closing(_listen(config.serve.host, config.serve.port)) as listener:
-        logs = directory / "logs"
-        logs.mkdir(parents=True)
-        (directory / "config.toml").write_text(configuration.dumps(config), encoding="utf-8")
+        logs = _make(directory, config)
         launcher = _launcher(config, directory, logs)
-        launcher.prepare()
         try:
+            launcher.prepare()
             run(_serve(config, model, launcher, listener, logs, say, began))
         finally:
             launcher.kill_all()
             if config.serve.event_log:
-                _merge_logs(logs, directory / "events.jsonl.zst")
+                _merge_logs(logs, directory / "events.jsonl.zst", say)
 
 
-def _merge_logs(logs: Path, target: Path) -> None:
+def _make(directory: Path, config: Config) -> Path:
+    """The run directory, with what workers need to start. Returns the folder of their logs; leaves nothing where it cannot."""
+    logs = directory / "logs"
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir()
+    except OSError as error:
+        raise ConfigError(f"cannot make the run directory {directory}: {error.strerror}") from None
+    try:
+        logs.mkdir()
+        (directory / "config.toml").write_text(configuration.dumps(config), encoding="utf-8")
+    except OSError as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise ConfigError(f"cannot write into the run directory {directory}: {error.strerror}") from None
+    return logs
+
+
+def _merge_logs(logs: Path, target: Path, say: Say) -> None:
     """The logs of head and workers become one; their parts are not needed any more then."""
     parts = sorted(logs.glob("events-*.jsonl.zst"))
-    write_merged(parts, target)
+    try:
+        write_merged(parts, target)
+    except (OSError, SquallError) as error:
+        say(f"the event logs stay in {logs}, as they cannot be merged: {error}")
+        return
     for part in parts:
         part.unlink()
 
@@ -77,8 +97,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        raise ConfigError(f"serve.host = {host!r} is no address of this machine: {error.strerror}") from None
+    except (socket.gaierror, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no host can have this name"
+        raise ConfigError(f"serve.host = {host!r} is no address of this machine: {why}") from None
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(address)
@@ -105,10 +126,17 @@ async def _serve(
     from squall.live.api.app import create_app
     from squall.live.head import Head
 
-    log = open_log(logs / "events-head.jsonl.zst") if config.serve.event_log else None
+    log = None
+    if config.serve.event_log:
+        log = open_log(logs / "events-head.jsonl.zst", given_up=lambda error: say(f"the event log ends here: {error.strerror}"))
     head = Head(config, model.names, model.tokenizer(), model.max_model_len, launcher, log, say)
     settings = uvicorn.Config(
-        create_app(head, config), log_level="warning", lifespan="off", access_log=False, timeout_graceful_shutdown=LAST_BYTES_S
+        create_app(head, config),
+        log_level="warning",
+        lifespan="off",
+        access_log=False,
+        ws="none",
+        timeout_graceful_shutdown=LAST_BYTES_S,
     )
     server = _server(settings)
     head.start()

@@ -233,10 +233,10 @@ class Session:
 
     def _fail(self, error: BaseException) -> None:
         """An engine that raised in the middle of its work is in no known state."""
-        traceback.print_exception(error, file=sys.stderr)
         self._host.failed = error
         self._tell(CONTROLLER, ReplicaLost(self._host.replica, _one_line(error)))
         self.over.set()
+        traceback.print_exception(error, file=sys.stderr)  # last: where the disk is full, it fails
 
     # -- between the threads
 

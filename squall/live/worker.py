@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             config = msgspec.structs.replace(config, serve=msgspec.structs.replace(config.serve, device=given.device))
         engine = engine_maker(config, served_model(config))
         name = f"events-{given.replicas[0]}-{os.getpid()}.jsonl.zst"
-        log = open_log(given.logs / name) if config.serve.event_log else None
+        log = open_log(given.logs / name, given_up=_log_given_up) if config.serve.event_log else None
         hosts = [Host(replica, engine(), config.batching, log) for replica in given.replicas]
         with log or contextlib.nullcontext():
             return run(_main(given, hosts, config))
@@ -213,6 +213,11 @@ async def _main(given: argparse.Namespace, hosts: Sequence[Host], config: Config
 
     await worker.serve(given.listen, greet)
     return int(worker.failed)
+
+
+def _log_given_up(error: OSError) -> None:
+    with contextlib.suppress(OSError):  # what we print is on the same disk
+        print(f"the event log ends here: {error.strerror}", file=sys.stderr)  # noqa: T201
 
 
 def _bug(loop: asyncio.AbstractEventLoop, context: dict[str, Any], worker: Worker) -> None:

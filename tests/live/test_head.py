@@ -12,6 +12,8 @@ from squall.config import Config, Fleet, Queue, ReplicaSpec
 from squall.core.types import MILLISECOND, ReplicaId
 from squall.errors import ConfigError, ModelError, Rejected, ReplicaFailed
 from squall.eventlog import open_log, read
+from squall.live import head as head_module
+from squall.live.engine.hashing import block_hashes
 from squall.live.engine.interface import Sampling, TokenOut
 from squall.live.engine.tokenizer import ByteTokenizer
 from squall.live.frontend import Frontend
@@ -108,6 +110,24 @@ async def test_many_clients_get_their_own_tokens_in_order(here: Here, spoken: An
         assert [tokens(answer) for answer in answers] == [spoken(seed, 5 + seed) for seed in range(12)]
         assert {answer[-1].finish for answer in answers} == {"length"}
         assert all(stream.queued is not None and stream.queued >= 0 for stream in streams)
+
+
+async def test_the_choices_of_one_prompt_share_its_hashes(here: Here, spoken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def noted(tokens: Sequence[int], *more: Any) -> tuple[int, ...]:
+        asked.append(tokens)
+        return block_hashes(tokens, *more)
+
+    monkeypatch.setattr(head_module, "block_hashes", noted)
+    async with fleet(here, replicas=1) as head:
+        first, second = tuple(range(40)), tuple(range(1, 41))
+        streams = [ask(head, 3, seed, prompt) for prompt in (first, second) for seed in range(4)]
+        answers = await asyncio.gather(*map(all_of, streams))
+        assert [tokens(answer) for answer in answers] == [spoken(seed, 3) for seed in range(4)] * 2
+        assert asked == [first, second]
+        assert [len(stream.request.block_hashes) for stream in streams] == [40 // head._block_size] * 8
+        assert len({stream.request.block_hashes for stream in streams}) == 2
 
 
 async def test_when_a_replica_dies_the_client_sees_nothing_of_it(here: Here, spoken: Any) -> None:
