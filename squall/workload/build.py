@@ -11,7 +11,7 @@ from msgspec import structs
 from squall.core.types import SECOND, BlockHash, Nanos
 from squall.errors import ConfigError, TraceError
 from squall.workload.generators import draw_arrivals, draw_lengths
-from squall.workload.named import resolve
+from squall.workload.named import doubt, resolve
 from squall.workload.prefixes import named_block_hashes, segment_hashes
 from squall.workload.servegen import draw_client, is_client
 from squall.workload.sessions import draw_sessions, recorded_contents, waiting_turns
@@ -48,9 +48,11 @@ def build(
     request is left.
     """
     if isinstance(workload, NamedWorkload):
-        workload, said = resolve(workload)
-        if said:
+        meant, said = resolve(workload)
+        requests = build(meant, seed, base_dir, block_size, honours_after=honours_after)
+        if said or (said := doubt(workload, len(requests))):
             _log.warning("%s", said)
+        return requests
     if isinstance(workload, SessionsWorkload):
         requests = draw_sessions(workload, seed, base_dir, block_size)
     elif isinstance(workload, TraceWorkload):

@@ -6,11 +6,14 @@ import pytest
 from squall.errors import ConfigError, TraceError
 from squall.workload.build import build
 from squall.workload.spec import (
+    AllAtOnce,
+    ClosedLoop,
     FixedArrivals,
     FixedLength,
     OfferedRequest,
     PoissonArrivals,
     SyntheticWorkload,
+    TraceArrivals,
     TraceWorkload,
     UniformLength,
 )
@@ -81,6 +84,113 @@ def test_what_was_put_right_is_logged(folder: Path, caplog: pytest.LogCaptureFix
         "1 rows of 0 output tokens count as 1",
         "1 rows came before the row above them; sorted by arrival",
     ]
+
+
+MOONCAKE = '{"timestamp": %d, "input_length": %d, "output_length": 5, "hash_ids": %s}\n'
+SESSIONS = "arrived_at_s,num_prompt_tokens,num_output_tokens,session\n0,40,24,a\n1,16,8,\n2,100,10,a\n2.5,40,8,b\n9,150,10,a\n"
+
+
+def test_blocks_of_a_trace_become_hashes_of_the_replicas_blocks(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "m.jsonl").write_text(MOONCAKE % (0, 1024, [0, 1]) + MOONCAKE % (1, 600, [0, 2]) + MOONCAKE % (2, 9, []))
+    same = build(TraceWorkload("m.jsonl"), 0, folder, 512)
+    assert [len(request.block_hashes) for request in same] == [2, 1, 0]
+    assert same[0].block_hashes[0] == same[1].block_hashes[0]
+    assert not caplog.records
+    smaller = build(TraceWorkload("m.jsonl"), 0, folder, 16)
+    assert [len(request.block_hashes) for request in smaller] == [64, 37, 0]
+    assert smaller[0].block_hashes[:32] == smaller[1].block_hashes[:32]
+    assert caplog.messages == [f"{folder / 'm.jsonl'}: blocks of 512 tokens are hashed as blocks of 16"]
+
+
+def test_windows_scaling_and_other_arrivals_lose_no_prefix(folder: Path) -> None:
+    (folder / "m.jsonl").write_text("".join(MOONCAKE % (n * 1000, 1024, [0, n]) for n in range(1, 9)))
+    for workload in (
+        TraceWorkload("m.jsonl", start_s=3.0, rate_scale=2.0, max_requests=4),
+        TraceWorkload("m.jsonl", arrivals=PoissonArrivals(1.0)),
+        TraceWorkload("m.jsonl", arrivals=AllAtOnce()),
+    ):
+        requests = build(workload, 0, folder, 512)
+        assert len({request.block_hashes[0] for request in requests}) == 1
+        assert len({request.block_hashes[1] for request in requests}) == len(requests)
+
+
+def test_recorded_turns_share_their_history_answers_included(folder: Path) -> None:
+    (folder / "s.csv").write_text(SESSIONS)
+    first, alone, second, other, third = build(TraceWorkload("s.csv"), 0, folder, 16)
+    assert [request.session for request in (first, alone, second, other, third)] == [1, 0, 1, 2, 1]
+    assert first.block_hashes + first.output_hashes == second.block_hashes[:4]
+    assert (len(first.block_hashes), len(first.output_hashes)) == (2, 2)
+    assert second.block_hashes == third.block_hashes[:6]
+    assert alone.block_hashes == ()
+    assert not set(other.block_hashes) & set(third.block_hashes)
+    assert all(request.after == -1 for request in (first, second, third))
+
+
+def test_turns_that_wait_follow_the_answer_by_the_recorded_gap_less_its_time(folder: Path) -> None:
+    (folder / "s.csv").write_text(SESSIONS)
+    workload = TraceWorkload("s.csv", turns="wait", recorded_tbt_s=0.05)
+    requests = build(workload, 0, folder, honours_after=True)
+    assert [(request.session, request.after) for request in requests] == [(1, -1), (1, 0), (0, -1), (2, -1), (1, 1)]
+    assert [request.think / SECOND for request in requests] == [0, 0.8, 0, 0, 6.5]
+    assert seconds(requests) == [0, 0.8, 1, 2.5, 7.3]
+    with pytest.raises(ConfigError, match=r'turns is "wait" \(use "recorded"\), but requests that wait .* cannot be played yet'):
+        build(workload, 0, folder)
+    with pytest.raises(TraceError, match=r"trace.csv: has no conversations"):
+        build(TraceWorkload("trace.csv", turns="wait"), 0, folder, honours_after=True)
+
+
+def test_a_turn_whose_turn_before_is_outside_of_the_window_is_a_first_turn(folder: Path) -> None:
+    (folder / "s.csv").write_text(SESSIONS)
+    requests = build(TraceWorkload("s.csv", turns="wait", start_s=2.0), 0, folder, honours_after=True)
+    assert [(request.num_prompt_tokens, request.after) for request in requests] == [(100, -1), (40, -1), (150, 0)]
+
+
+def test_in_a_closed_loop_every_client_waits_for_its_answer(folder: Path) -> None:
+    for workload in (
+        TraceWorkload("trace.csv", arrivals=ClosedLoop(3, think_s=0.5)),
+        SyntheticWorkload(ClosedLoop(3, think_s=0.5), UniformLength(1, 9), FixedLength(5), num_requests=10),
+    ):
+        requests = build(workload, 0, folder, honours_after=True)
+        assert [request.after for request in requests] == [-1, -1, -1, 0, 1, 2, 3, 4, 5, 6]
+        assert [request.think / SECOND for request in requests] == [0, 0, 0, *[0.5] * 7]
+        assert seconds(requests) == [0, 0, 0, 0.5, 0.5, 0.5, 1, 1, 1, 1.5]
+        with pytest.raises(ConfigError, match=r'arrivals.kind is "closed_loop" \(use another one\)'):
+            build(workload, 0, folder)
+
+
+def test_arrivals_that_end_early_leave_the_rest_of_a_trace_out(folder: Path) -> None:
+    requests = build(TraceWorkload("trace.csv", arrivals=TraceArrivals("few.csv")), 0, two_arrivals(folder))
+    assert (seconds(requests), prompts(requests)) == ([1.5, 2.5], [1, 2])
+
+
+def two_arrivals(folder: Path) -> Path:
+    (folder / "few.csv").write_text("arrived_at_s,num_prompt_tokens,num_output_tokens\n1.5,9,9\n2.5,9,9\n")
+    return folder
+
+
+def test_prompts_give_way_where_a_total_is_set() -> None:
+    requests = build(
+        SyntheticWorkload(AllAtOnce(), UniformLength(1, 200), UniformLength(1, 150), num_requests=500, max_total_tokens=100),
+        0,
+        Path(),
+    )
+    free = build(SyntheticWorkload(AllAtOnce(), UniformLength(1, 200), UniformLength(1, 150), num_requests=500), 0, Path())
+    assert max(request.num_prompt_tokens + request.num_output_tokens for request in requests) == 100
+    for cut, whole in zip(requests, free, strict=True):
+        assert cut.num_output_tokens == min(whole.num_output_tokens, 99)
+        assert cut.num_prompt_tokens == min(whole.num_prompt_tokens, 100 - cut.num_output_tokens)
+
+
+@pytest.mark.shared
+def test_a_real_trace_of_agents_shares_most_of_its_blocks(shared: Path) -> None:
+    requests = build(TraceWorkload("lmcache_agent_sessions_lengths.csv"), 0, shared / "data" / "traces")
+    seen: set[int] = set()
+    hits = 0
+    for request in requests:
+        hits += len(seen.intersection(request.block_hashes))
+        seen.update(request.block_hashes)
+    assert 0.65 < hits / sum(len(request.block_hashes) for request in requests) < 0.8
+    assert len({request.session for request in requests}) == 69
 
 
 def synthetic(rate: float, **changes: float) -> SyntheticWorkload:

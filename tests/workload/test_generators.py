@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from squall.errors import ConfigError, TraceError
 from squall.workload.generators import draw_arrivals, draw_lengths
 from squall.workload.spec import (
-    Arrivals,
+    AllAtOnce,
     BurstArrivals,
     EmpiricalLength,
     FixedArrivals,
@@ -17,19 +17,34 @@ from squall.workload.spec import (
     GammaArrivals,
     Length,
     LogNormalLength,
+    MarkovArrivals,
+    OpenArrivals,
     PoissonArrivals,
+    QuantileLength,
+    RateSeries,
+    TraceArrivals,
     UniformLength,
+    ZipfLength,
 )
 
 SECOND = 1_000_000_000
 NOWHERE = Path("nowhere")
-ARRIVALS: list[Arrivals] = [
+ARRIVALS: list[OpenArrivals] = [
     FixedArrivals(7.0),
     PoissonArrivals(7.0),
     GammaArrivals(7.0, cv=3.0),
     BurstArrivals(5.0, burst_rps=50.0, burst_s=2.0, period_s=10.0),
+    MarkovArrivals((2.0, 0.0, 60.0), (5.0, 1.0, 0.5)),
+    RateSeries(tuple(float(n % 7) for n in range(20_000)), step_s=2.0),
+    AllAtOnce(),
 ]
-LENGTHS: list[Length] = [FixedLength(9), UniformLength(3, 900), LogNormalLength(200, 1.2, low=5, high=1000)]
+LENGTHS: list[Length] = [
+    FixedLength(9),
+    UniformLength(3, 900),
+    LogNormalLength(200, 1.2, low=5, high=1000),
+    ZipfLength(1, 2000),
+    QuantileLength((0.0, 0.5, 1.0), (1, 100, 5000)),
+]
 
 
 def gaps_s(times: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -44,7 +59,7 @@ def test_a_fixed_rate_is_exact_and_starts_at_once() -> None:
 @pytest.mark.parametrize(
     ("arrivals", "cv"), [(PoissonArrivals(20.0), 1.0), (GammaArrivals(20.0, 0.5), 0.5), (GammaArrivals(20.0, 3.0), 3.0)]
 )
-def test_gaps_have_the_mean_and_the_variation_that_were_asked_for(arrivals: Arrivals, cv: float) -> None:
+def test_gaps_have_the_mean_and_the_variation_that_were_asked_for(arrivals: OpenArrivals, cv: float) -> None:
     gaps = gaps_s(draw_arrivals(arrivals, 1, 40_000, None))
     assert gaps.mean() == pytest.approx(1 / 20, rel=0.05)
     assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
@@ -69,6 +84,54 @@ def test_an_endless_burst_is_a_poisson_process() -> None:
     assert gaps.std() == pytest.approx(1 / 20, rel=0.05)
 
 
+def test_hidden_states_last_as_long_and_are_as_busy_as_was_asked_for() -> None:
+    times = np.array(draw_arrivals(MarkovArrivals((1.0, 50.0), (8.0, 2.0)), 3, None, 60_000.0)) / SECOND
+    assert len(times) / 60_000 == pytest.approx((1 * 8 + 50 * 2) / 10, rel=0.05)
+    counts = np.bincount((times * 10).astype(int), minlength=600_000)
+    assert (counts > 1).mean() == pytest.approx(0.2 * 0.96, rel=0.1)  # 5 expected in a tenth of a busy second, 0.1 in a quiet one
+
+
+def test_a_state_of_rate_zero_is_silent() -> None:
+    gaps = gaps_s(draw_arrivals(MarkovArrivals((100.0, 0.0), (1.0, 1.0)), 3, 20_000, None))
+    assert gaps.sum() == pytest.approx(400, rel=0.2)
+    assert (gaps > 0.3).sum() > 100
+
+
+def test_a_rate_series_has_its_rates_its_pauses_and_its_end() -> None:
+    series = RateSeries((20.0, 0.0, 80.0), step_s=100.0, rate_scale=0.5)
+    counts = np.bincount((np.array(draw_arrivals(series, 1, None, None)) / SECOND // 100).astype(int))
+    assert counts.tolist() == [pytest.approx(1000, rel=0.1), 0, pytest.approx(4000, rel=0.05)]
+    assert draw_arrivals(series, 1, 10, None) == draw_arrivals(series, 1, None, None)[:10]
+    assert draw_arrivals(RateSeries((0.001,), step_s=0.001), 1, None, None) == []
+
+
+def test_the_gaps_of_a_rate_series_vary_as_was_asked_for() -> None:
+    for cv in (0.5, 3.0):
+        gaps = gaps_s(draw_arrivals(RateSeries((20.0,) * 100, step_s=20.0, cv=cv), 1, None, None))
+        assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
+
+
+def test_a_rate_series_comes_from_a_column(tmp_path: Path) -> None:
+    (tmp_path / "rates.csv").write_text("# per ten minutes\nt_s,total_rate_rps\n0,5\n600,0\n# a remark\n1200,2.5\n")
+    series = RateSeries(path="rates.csv", column="total_rate_rps", step_s=600.0)
+    assert draw_arrivals(series, 1, None, None, tmp_path) == draw_arrivals(RateSeries((5, 0, 2.5), step_s=600.0), 1, None, None)
+    (tmp_path / "rates.csv").write_text("t_s,total_rate_rps\n0,5\n600,-1\n")
+    with pytest.raises(TraceError, match=r"rates.csv line 3: total_rate_rps is '-1'; it must be a number of 0 or more"):
+        draw_arrivals(series, 1, None, None, tmp_path)
+
+
+def test_a_trace_lends_its_arrival_times(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("arrived_at_s,num_prompt_tokens,num_output_tokens\n1,5,5\n4,5,5\n")
+    assert draw_arrivals(TraceArrivals("trace.csv", rate_scale=2.0), 0, None, None, tmp_path) == [SECOND // 2, 2 * SECOND]
+    (tmp_path / "trace.csv").write_text("num_prompt_tokens,num_output_tokens\n5,5\n")
+    with pytest.raises(TraceError, match=r"trace.csv: has no arrival times"):
+        draw_arrivals(TraceArrivals("trace.csv"), 0, None, None, tmp_path)
+
+
+def test_all_at_once_is_at_zero() -> None:
+    assert draw_arrivals(AllAtOnce(), 0, 10_000, None) == [0] * 10_000
+
+
 @given(
     arrivals=st.sampled_from(ARRIVALS),
     seed=st.integers(0, 1 << 40),
@@ -77,7 +140,7 @@ def test_an_endless_burst_is_a_poisson_process() -> None:
     limit=st.floats(0.1, 60),
 )
 def test_arrivals_ascend_and_do_not_depend_on_how_many_are_drawn(
-    arrivals: Arrivals, seed: int, few: int, more: int, limit: float
+    arrivals: OpenArrivals, seed: int, few: int, more: int, limit: float
 ) -> None:
     many = draw_arrivals(arrivals, seed, few + more, None)
     assert len(many) == few + more
@@ -110,6 +173,20 @@ def test_lengths_have_the_shape_that_was_asked_for() -> None:
     assert np.log(lognormal).std() == pytest.approx(0.8, rel=0.03)
     clipped = draw_lengths(LogNormalLength(200, 3.0, low=50, high=300), 0, "prompt", 1_000, NOWHERE)
     assert (min(clipped), max(clipped)) == (50, 300)
+
+
+@pytest.mark.parametrize("theta", [0.0, 0.6, 1.0, 2.0])
+def test_zipf_lengths_are_as_likely_as_their_rank_says(theta: float) -> None:
+    drawn = np.array(draw_lengths(ZipfLength(11, 15, theta), 0, "prompt", 20_000, NOWHERE))
+    weights = np.arange(1.0, 6.0) ** -theta
+    assert np.bincount(drawn - 11) / 20_000 == pytest.approx(weights / weights.sum(), abs=0.012)
+
+
+def test_quantiles_come_out_and_so_does_the_mean_between_them() -> None:
+    drawn = np.array(draw_lengths(QuantileLength((0, 0.5, 0.9, 1), (10, 100, 1000, 4000)), 0, "prompt", 40_000, NOWHERE))
+    assert np.quantile(drawn, [0, 0.5, 0.9, 1]) == pytest.approx([10, 100, 1000, 4000], rel=0.05)
+    mean = 0.5 * 90 / np.log(10) + 0.4 * 900 / np.log(10) + 0.1 * 3000 / np.log(4)
+    assert drawn.mean() == pytest.approx(mean, rel=0.02)
 
 
 def test_empirical_lengths_are_drawn_from_the_column(tmp_path: Path) -> None:
