@@ -205,6 +205,40 @@ def profile(
 
 
 @app.command()
+def plan(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A known model, a config.json or a checkpoint directory.")],
+    gpu: Annotated[str, _option("A known GPU, or a TOML file that describes one.")],
+    tp: Annotated[list[int] | None, _option("GPUs that share every layer; may be repeated. 1, 2, 4 and 8 when absent.")] = None,
+    pp: Annotated[int, typer.Option(help="Pipeline stages.", min=1)] = 1,
+    ep: Annotated[int, typer.Option(help="GPUs that experts are dealt out over.", min=1)] = 1,
+    context: Annotated[int | None, _option("The longest sequence; 8192, or all the model knows, when absent.", min=1)] = None,
+    dtype: Annotated[
+        str, typer.Option(help="replica.dtype, or fp8, int8, int4, nvfp4, mxfp4 for a quantised checkpoint")
+    ] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="replica.kv_dtype")] = "auto",
+    max_num_seqs: Annotated[int, typer.Option(help="batching.max_num_seqs")] = 256,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="batching.max_num_batched_tokens")] = 2048,
+    gpu_memory_utilization: Annotated[float, typer.Option(help="replica.gpu_memory_utilization")] = 0.9,
+    block_size: Annotated[int, typer.Option(help="replica.block_size")] = 16,
+    graphs: Annotated[bool, typer.Option(help="Capture decode steps as graphs.")] = True,
+) -> None:
+    """Does a model fit on a GPU, and how much KV cache is left?"""
+    from squall.perf.catalogue import resolve_model
+    from squall.perf.hardware import resolve_gpu
+    from squall.perf.memory import Deployment
+    from squall.perf.plan import options
+    from squall.report.plan import plan_lines
+
+    spec, sheet = resolve_model(model), resolve_gpu(gpu)
+    wanted = Deployment(
+        1, pp, ep, dtype, kv_dtype, block_size, gpu_memory_utilization, max_num_batched_tokens, max_num_seqs,
+        context or min(8192, spec.max_position), graphs,
+    )  # fmt: skip
+    for line in plan_lines(spec, sheet, options(spec, sheet, wanted, tp or (1, 2, 4, 8))):
+        typer.echo(line)
+
+
+@app.command()
 def demo(out: Out = None, port: Annotated[int, typer.Option(help="Where to serve; 0 takes a free port.")] = 0) -> None:
     """Serve the embedded model, load it, simulate the same, compare."""
     from squall.twin.demo import demo as run

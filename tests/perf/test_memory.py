@@ -7,7 +7,8 @@ from msgspec.structs import replace
 from squall.errors import ConfigError
 from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import GPUS, Gpu
-from squall.perf.memory import CPU_KV_BYTES, account
+from squall.perf.memory import CPU_KV_BYTES, GRAPH_BYTES_PER_LAYER, LINK_RESERVE, Deployment, account, measure
+from squall.perf.spec import ModelSpec
 
 LLAMA = resolve_model("llama-3.1-8b")
 A100 = GPUS["a100-80g"]
@@ -72,3 +73,37 @@ def test_a_cpu_gives_a_fixed_pool_so_that_the_machine_keeps_its_memory() -> None
 def test_a_senseless_setting_is_named(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"replica.{key} is {value}"):
         account(LLAMA, A100, **{key: value})  # type: ignore[arg-type]
+
+
+def test_a_window_limits_what_a_sequence_needs_not_what_a_block_holds() -> None:
+    gemma = resolve_model("gemma-3-27b")
+    memory = measure(gemma, A100, Deployment(max_model_len=32768))
+    full, sliding = 10 * 32768, 52 * 1024
+    assert memory.sequence == 2 * 16 * 128 * 2 * (full + sliding)
+    assert memory.num_sequences > memory.kv_tokens // 32768
+
+
+def test_experts_at_work_need_room_for_their_results() -> None:
+    dense, mixture = resolve_model("mistral-7b"), resolve_model("mixtral-8x7b")
+    few, many = Deployment(tp=4, max_num_batched_tokens=256), Deployment(tp=4, max_num_batched_tokens=8192)
+
+    def growth(model: ModelSpec) -> int:
+        return measure(model, A100, many).activations - measure(model, A100, few).activations
+
+    assert growth(mixture) > growth(dense)
+
+
+def test_graphs_and_links_have_their_price() -> None:
+    plain, eager = (measure(LLAMA, A100, Deployment(graphs=graphs)) for graphs in (True, False))
+    assert plain.graphs == 32 * GRAPH_BYTES_PER_LAYER
+    assert eager.graphs == 0
+    assert eager.kv - plain.kv == plain.graphs
+    assert measure(LLAMA, A100, Deployment(tp=2)).runtime - plain.runtime == LINK_RESERVE
+
+
+def test_deepseek_fits_on_eight_h200_but_not_on_eight_h100() -> None:
+    deepseek = resolve_model("deepseek-v3")
+    assert account(deepseek, GPUS["h200"], tp=8).num_blocks > 0
+    assert account(deepseek, GPUS["h100-sxm"], tp=8, pp=2).num_blocks > 0
+    with pytest.raises(ConfigError, match=r"DeepSeek-V3 with replica.tp = 8 does not fit on h100-sxm: .*; use replica.tp = 16"):
+        account(deepseek, GPUS["h100-sxm"], tp=8)

@@ -102,8 +102,22 @@ def test_a_catalogue_row_gives_the_published_parameters() -> None:
         "llama-3.1-70b": 70_553_706_496, "llama-3.2-1b": 1_235_814_400, "mistral-7b": 7_248_023_552,
         "qwen2.5-7b": 7_615_616_512, "qwen3-0.6b": 596_049_920, "qwen3-8b": 8_190_735_360, "qwen3-32b": 32_762_123_264,
         "codellama-34b": 33_743_970_304, "phi-3.5-mini": 3_821_079_552, "mistral-nemo": 12_247_782_400,
+        "mixtral-8x7b": 46_702_792_704, "qwen3-30b-a3b": 30_532_122_624, "qwen3-235b-a22b": 235_093_634_560,
+        "deepseek-v3": 671_026_419_200, "deepseek-r1": 671_026_419_200, "deepseek-v2-lite": 15_706_484_224,
+        "gpt-oss-120b": 116_829_156_672, "gemma-2-2b": 2_614_341_888, "gemma-2-9b": 9_241_705_984,
+        "gemma-3-27b": 27_009_002_240, "deepseek-r1-distill-llama-8b": 8_030_261_248, "qwen2.5-72b": 72_706_203_648,
     }  # fmt: skip
     assert {name: resolve_model(name).num_params for name in published} == published
+
+
+def test_the_models_of_the_papers_have_the_sizes_that_their_names_promise() -> None:
+    billions = {
+        "llama-2-7b": 7, "llama-2-13b": 13, "llama-2-70b": 70, "llama-3-8b": 8, "llama-3-70b": 70, "codellama-34b": 34,
+        "internlm-20b": 20, "qwen-72b": 72, "qwen2.5-72b": 72, "mistral-small-24b": 24, "deepseek-r1-distill-llama-8b": 8,
+    }  # fmt: skip
+    for name, size in billions.items():
+        assert resolve_model(name).num_params / 1e9 == pytest.approx(size, rel=0.05), name
+    assert resolve_model("mistral-small-24b").head_dim == 128 != 5120 // 32
 
 
 def test_every_spelling_in_the_catalogue_leads_to_a_model() -> None:
