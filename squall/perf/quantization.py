@@ -14,6 +14,7 @@ from msgspec import Struct
 from squall.errors import ModelError
 from squall.perf.dtypes import DTYPE_BYTES
 
+EXCLUDING_KEYS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 METHODS = ("fp8", "fbgemm_fp8", "awq", "gptq", "mxfp4", "modelopt", "compressed-tensors")
 
 
@@ -166,7 +167,7 @@ _SPELLINGS = (("language_model.", ""), ("block_sparse_moe", "mlp"), ("feed_forwa
 
 def _excluded(block: Mapping[str, Any], at: str) -> Exclusions:
     """Raises ModelError for what is no list of modules."""
-    key = next((key for key in ("modules_to_not_convert", "ignore", "exclude_modules") if block.get(key)), None)
+    key = next((key for key in EXCLUDING_KEYS if block.get(key)), None)
     names = [] if key is None else block[key]
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise ModelError(f"{at}.{key} is {names!r}; it must be a list of module names")

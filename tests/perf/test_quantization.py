@@ -5,7 +5,7 @@ import pytest
 
 from squall.errors import ModelError
 from squall.perf.model import read_model, spec_from_config
-from squall.perf.quantization import Exclusions, Quantization, read_quantization
+from squall.perf.quantization import EXCLUDING_KEYS, Exclusions, Quantization, read_quantization
 from squall.perf.spec import ModelSpec
 
 LLAMA: dict[str, Any] = {
@@ -56,7 +56,7 @@ def test_mlx_quantises_embeddings_too() -> None:
     assert spec.weight_bytes() == int((2 * (ATTENTION + MLP) + TABLES) * (0.5 + 4 / 64) + NORMS)
 
 
-@pytest.mark.parametrize("key", ["modules_to_not_convert", "ignore", "exclude_modules"])
+@pytest.mark.parametrize("key", EXCLUDING_KEYS)
 @pytest.mark.parametrize(
     ("names", "plain"),
     [
