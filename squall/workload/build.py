@@ -76,6 +76,8 @@ def _waiting(workload: TraceWorkload | SyntheticWorkload | SessionsWorkload) -> 
 
 def _synthetic(workload: SyntheticWorkload, seed: int, base_dir: Path) -> list[OfferedRequest]:
     if isinstance(workload.arrivals, ClosedLoop):
+        if workload.duration_s is not None:
+            raise ConfigError("workload.duration_s means nothing in a closed loop, which ends after num_requests; leave it out")
         loop, times = workload.arrivals, [0] * (workload.num_requests or 0)
     else:
         loop, times = None, draw_arrivals(workload.arrivals, seed, workload.num_requests, workload.duration_s, base_dir)
@@ -141,11 +143,12 @@ def _from_trace(workload: TraceWorkload, seed: int, base_dir: Path, block_size: 
     if trace.blocks:
         hashes = named_block_hashes(trace.blocks, trace.block_size, prompts, block_size)
     elif sessions:
-        contents = recorded_contents(trace.turns, prompts, outputs)
-        rows = list(zip(contents, prompts, outputs, strict=True))
-        hashes = [segment_hashes(content, block_size, 0, prompt) if content else () for content, prompt, _ in rows]
-        output_hashes = [segment_hashes(content, block_size, p, p + o) if content else () for content, p, o in rows]
+        texts = [segment_hashes(content, block_size) for content in recorded_contents(trace.turns, prompts, outputs)]
+        hashes = [text[: prompt // block_size] for text, prompt in zip(texts, prompts, strict=True)]
+        output_hashes = [text[prompt // block_size :] for text, prompt in zip(texts, prompts, strict=True)]
     if isinstance(workload.arrivals, ClosedLoop):
+        if workload.rate_scale != 1:
+            raise ConfigError("workload.rate_scale means nothing in a closed loop; set arrivals.concurrency")
         return _looped(workload.arrivals, prompts, outputs, hashes, sessions)
     times = _times(workload, seed, trace, path, base_dir)
     requests = _requests(times, prompts, outputs, hashes, sessions, output_hashes=output_hashes)

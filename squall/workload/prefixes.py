@@ -25,13 +25,15 @@ def hashes(owners: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[BlockHas
     return tuple(((facts * np.uint64(_SPREAD)) & np.uint64(_BITS_63)).tolist())
 
 
-def segment_hashes(segments: Segments, block_size: int, first: int, last: int) -> tuple[BlockHash, ...]:
-    """Of the full blocks that end after token `first` and at the latest at `last`."""
-    ends = np.arange((first // block_size + 1) * block_size, last + 1, block_size, dtype=np.int64)
-    if not len(ends):
-        return ()
-    bounds, owners = np.array(segments, dtype=np.int64).T
-    return hashes(owners[np.searchsorted(bounds, ends)], ends)
+def segment_hashes(segments: Segments, block_size: int) -> tuple[BlockHash, ...]:
+    """Of all full blocks; the same hashes as those of `hashes`."""
+    found: list[BlockHash] = []
+    end = block_size
+    for bound, owner in segments:
+        place = (owner + 1) << 32
+        found += [(place | end) * _SPREAD & _BITS_63 for end in range(end, bound + 1, block_size)]
+        end = (bound // block_size + 1) * block_size
+    return tuple(found)
 
 
 def grown(history: Segments, shared: int, end: int, owner: int) -> Segments:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct, structs
 
-from squall.core.types import SECOND, Nanos
+from squall.core.types import SECOND, BlockHash, Nanos
 from squall.errors import ConfigError
 from squall.workload.generators import draw_arrivals, draw_lengths
 from squall.workload.prefixes import Segments, grown, segment_hashes
@@ -31,6 +31,8 @@ def draw_sessions(workload: SessionsWorkload, seed: int, base_dir: Path, block_s
     """The turns of all conversations, in order of `arrived_at`. Raises ConfigError where none is left."""
     arrivals = workload.arrivals
     if isinstance(arrivals, ClosedLoop):
+        if workload.duration_s is not None:
+            raise ConfigError("workload.duration_s means nothing in a closed loop, which ends after num_sessions; leave it out")
         starts = [0] * (workload.num_sessions or 0)
     else:
         starts = draw_arrivals(arrivals, seed, workload.num_sessions, workload.duration_s, base_dir)
@@ -52,7 +54,8 @@ def draw_sessions(workload: SessionsWorkload, seed: int, base_dir: Path, block_s
     turns.sort(key=lambda turn: turn.arrived_at)  # stable: turns of one conversation stay in order
     for id, turn in enumerate(turns):
         turn.id = id
-    return [_offered(workload, turn, block_size) for turn in turns]
+    texts = [_text(workload, last, block_size) for last in lasts]
+    return [_offered(turn, texts[turn.session - 1], block_size) for turn in turns]
 
 
 def _draw_turns(workload: SessionsWorkload, seed: int, base_dir: Path, count: int) -> list[list[tuple[int, int, Nanos]]]:
@@ -107,21 +110,25 @@ def _chain(
     return chain
 
 
-def _offered(workload: SessionsWorkload, turn: _Turn, block_size: int) -> OfferedRequest:
-    """Owner 0 says what all conversations begin with, owner n the rest of the n-th."""
-    end = turn.prompt + turn.output
-    content: Segments = [(workload.system_tokens, 0)] if workload.system_tokens else []
-    content = grown(content, workload.system_tokens, end, turn.session)
+def _text(workload: SessionsWorkload, last: _Turn, block_size: int) -> tuple[BlockHash, ...]:
+    """All that is said in a conversation; every turn is its beginning. Owner 0 says what all conversations begin with."""
+    end = last.prompt + last.output
+    content = [(workload.system_tokens, 0)] if workload.system_tokens else []
+    return segment_hashes(grown(content, workload.system_tokens, end, last.session), block_size)
+
+
+def _offered(turn: _Turn, text: tuple[BlockHash, ...], block_size: int) -> OfferedRequest:
+    asked, answered = turn.prompt // block_size, (turn.prompt + turn.output) // block_size
     return OfferedRequest(
         turn.id,
         turn.arrived_at,
         turn.prompt,
         turn.output,
-        block_hashes=segment_hashes(content, block_size, 0, turn.prompt),
+        block_hashes=text[:asked],
         session=turn.session,
         after=-1 if turn.before is None else turn.before.id,
         think=turn.think,
-        output_hashes=segment_hashes(content, block_size, turn.prompt, end),
+        output_hashes=text[asked:answered],
     )
 
 

@@ -100,8 +100,8 @@ class _Reader:
             where = self._rows.place(self._rows.line)
             there = ", ".join(columns)
             raise TraceError(f"{where}: no column {' and no '.join(absent)} ({form.name} format); the columns are {there}")
-        wanted = (form.arrival, form.prompt, form.output)
-        return [name for names in wanted for name in [next((name for name in names if name in columns), "")] if name]
+        found = [next((name for name in names if name in columns), "") for names in (form.arrival, form.prompt, form.output)]
+        return [name for name in found if name]
 
     def _read_rows(self) -> tuple[list[Nanos], list[int], list[int], list[int], dict[str, list[Any]]]:
         """Times (none where the file has none), prompts, outputs, lines, and the optional columns that are there."""

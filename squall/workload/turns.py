@@ -28,8 +28,8 @@ def find_turns(form: Format, columns: Mapping[str, list[Any]], note: Callable[[s
     if any(columns.get(form.chat, ())):
         return _by_chat(columns[form.chat], columns.get(form.parent) or [None] * len(columns[form.chat]), note)
     if form.session and all(name in columns for name in form.session):
-        names = list(zip(*(columns[name] for name in form.session), strict=True))
-        if any(name not in (None, "") for parts in names for name in parts):
+        names = list(zip(*(map(_word, columns[name]) for name in form.session), strict=True))
+        if any(map(any, names)):
             turns = _by_session(names, columns.get(form.turn, []))
             shared = [chars // CHARS_PER_TOKEN for chars in columns.get(form.shared, ())]
             return Turns(turns.sessions, turns.parents, shared)
@@ -38,24 +38,28 @@ def find_turns(form: Format, columns: Mapping[str, list[Any]], note: Callable[[s
 
 def _by_chat(chats: list[Any], parents: list[Any], note: Callable[[str], None]) -> Turns:
     """Every row names itself and the turn before it; -1 and nothing mean that there is none."""
-    rows: dict[Any, int] = {}
+    rows: dict[str, int] = {}
     turns = Turns([], [])
     lost = num_sessions = 0
     for row, (chat, parent) in enumerate(zip(chats, parents, strict=True)):
-        before = -1 if parent in (None, "", -1, "-1") else rows.get(parent, -2)
+        before = -1 if parent in (None, "", -1, "-1") else rows.get(str(parent), -2)
         if before < 0:
             lost += before == -2
             num_sessions += 1
         turns.parents.append(max(-1, before))
         turns.sessions.append(turns.sessions[before] if before >= 0 else num_sessions)
         if chat is not None:
-            rows[chat] = row
+            rows[str(chat)] = row
     if lost:
         note(f"{lost} rows follow a turn that is not above them; they count as first turns")
     return turns
 
 
-def _by_session(names: list[tuple[Any, ...]], order: list[Any]) -> Turns:
+def _word(name: Any) -> str:
+    return "" if name is None else str(name)
+
+
+def _by_session(names: list[tuple[str, ...]], order: list[Any]) -> Turns:
     """Rows name their session. The turn before is the one numbered one less, or without numbers the row before."""
     numbers: dict[tuple[Any, ...], int] = {}
     sessions = [

@@ -12,6 +12,7 @@ from squall.workload.spec import (
     FixedLength,
     OfferedRequest,
     PoissonArrivals,
+    SessionsWorkload,
     SyntheticWorkload,
     TraceArrivals,
     TraceWorkload,
@@ -156,6 +157,17 @@ def test_in_a_closed_loop_every_client_waits_for_its_answer(folder: Path) -> Non
         assert seconds(requests) == [0, 0, 0, 0.5, 0.5, 0.5, 1, 1, 1, 1.5]
         with pytest.raises(ConfigError, match=r'arrivals.kind is "closed_loop" \(use another one\)'):
             build(workload, 0, folder)
+
+
+def test_what_a_closed_loop_cannot_heed_is_refused(folder: Path) -> None:
+    loop, five = ClosedLoop(2), FixedLength(5)
+    for workload, key in (
+        (TraceWorkload("trace.csv", arrivals=loop, rate_scale=2.0), "rate_scale"),
+        (SyntheticWorkload(loop, five, five, num_requests=4, duration_s=9.0), "duration_s"),
+        (SessionsWorkload(loop, five, five, five, num_sessions=4, duration_s=9.0), "duration_s"),
+    ):
+        with pytest.raises(ConfigError, match=f"workload.{key} means nothing in a closed loop"):
+            build(workload, 0, folder, honours_after=True)
 
 
 def test_arrivals_that_end_early_leave_the_rest_of_a_trace_out(folder: Path) -> None:

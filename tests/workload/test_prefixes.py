@@ -70,13 +70,17 @@ def test_content_grows_from_what_is_shared() -> None:
     assert grown(first, 0, 10, owner=8) == [(10, 8)]
 
 
-@pytest.mark.parametrize(("first", "last", "count"), [(0, 40, 2), (40, 64, 2), (32, 48, 1), (41, 47, 0), (0, 15, 0)])
-def test_only_full_blocks_are_hashed(first: int, last: int, count: int) -> None:
-    assert len(segment_hashes([(20, 1), (64, 2)], 16, first, last)) == count
+@pytest.mark.parametrize(("end", "count"), [(15, 0), (16, 1), (47, 2), (64, 4)])
+def test_only_full_blocks_are_hashed(end: int, count: int) -> None:
+    assert len(segment_hashes(grown([(20, 1)], 20, end, 2), 16)) == count
+
+
+def test_segments_are_hashed_by_the_owner_of_each_block_s_last_token() -> None:
+    owners, ends = np.array([1, 2, 3, 3]), np.array([16, 32, 48, 64])
+    assert segment_hashes([(20, 1), (40, 2), (70, 3)], 16) == hashes(owners, ends)
 
 
 def test_blocks_are_the_same_exactly_as_far_as_content_is() -> None:
-    mine, yours = [(40, 1), (80, 2)], [(40, 1), (80, 3)]
-    one, other = segment_hashes(mine, 16, 0, 80), segment_hashes(yours, 16, 0, 80)
+    one, other = segment_hashes([(40, 1), (80, 2)], 16), segment_hashes([(40, 1), (80, 3)], 16)
     assert one[:2] == other[:2]
     assert not set(one[2:]) & set(other[2:])

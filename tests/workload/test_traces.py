@@ -1,5 +1,6 @@
 import csv
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -259,6 +260,18 @@ def test_a_published_name_on_a_small_file_is_questioned(tmp_path: Path) -> None:
     path = tmp_path / "BurstGPT_1.csv"
     path.write_text(BURST + "5,ChatGPT,472,18,490,x\n")
     assert "has 1 rows; the published BurstGPT files have over a million" in read_trace(path).notes[0]
+
+
+def test_other_formats_may_come_as_parquet_too(tmp_path: Path) -> None:
+    start = datetime(2024, 5, 10, 0, 0, 0, 9930, tzinfo=UTC)
+    times = [start, start + timedelta(seconds=1.5)]
+    table = {"TIMESTAMP": times, "ContextTokens": [5, 6], "GeneratedTokens": [7, 8]}
+    polars.DataFrame(table).write_parquet(tmp_path / "azure.parquet")
+    assert read_trace(tmp_path / "azure.parquet").arrived_at == [0, 3 * SECOND // 2]
+    table["ContextTokens"] = [5, -6]
+    polars.DataFrame(table).write_parquet(tmp_path / "azure.parquet")
+    with pytest.raises(TraceError, match=r"azure.parquet row 2: ContextTokens is -6; it must be a whole number of at least 1"):
+        read_trace(tmp_path / "azure.parquet")
 
 
 def test_a_broken_parquet_file_is_one_line(tmp_path: Path) -> None:

@@ -36,5 +36,11 @@ def test_the_same_session_of_another_project_is_another() -> None:
     assert (turns.sessions, turns.parents) == ([1, 2], [-1, -1])
 
 
+def test_any_value_may_name_a_session_or_a_turn() -> None:
+    assert find_turns(SQUALL, {"session": [7, "7", [1], 2.5]}, print).sessions == [1, 1, 2, 3]
+    assert find_turns(BAILIAN, {"chat_id": ["a", 8], "parent_chat_id": [-1, "a"]}, print).parents == [-1, 0]
+    assert find_turns(BAILIAN, {"chat_id": [[1], 8], "parent_chat_id": [[2], "8"]}, lambda _: None).parents == [-1, -1]
+
+
 def test_a_trace_without_sessions_has_none() -> None:
     assert find_turns(SQUALL, {}, print) == find_turns(SQUALL, {"session": [None, ""]}, print) == Turns()
