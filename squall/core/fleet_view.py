@@ -6,7 +6,7 @@ The router's and controller's own records satisfy the views: nothing is copied o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from squall.core.types import ReplicaId, Request
 
@@ -39,14 +39,32 @@ class ReplicaView(Protocol):
 
 
 class RouteView(Protocol):
-    """The replicas that may get the next request, in ascending id (at least one), and how many requests were sent so far."""
+    """The replicas that may get the next request, and what the router remembers for the policy.
+
+    Attributes:
+        replicas: in ascending id; at least one.
+        num_sent: requests sent so far, to any replica.
+        lowest: of a policy that has `rank` too, the replica that it puts first, in O(log R); None where it takes none.
+    """
 
     @property
     def replicas(self) -> Sequence[ReplicaView]: ...
     @property
     def num_sent(self) -> int: ...
+    @property
+    def lowest(self) -> ReplicaView | None: ...
+
+    def get(self, replica: ReplicaId, /) -> ReplicaView | None:
+        """The one of `replicas` with this id, where there is one."""
+
+    def longest_prefix(self, request: Request, /) -> tuple[int, Sequence[ReplicaView]]:
+        """The longest beginning of the prompt that is known to have been sent: how many blocks, and the few that got it last.
+
+        Kept for a policy that says `prefix_apart`: how many tokens from one remembered place to the next. Otherwise (0, ()).
+        """
 
 
+@runtime_checkable
 class RankPolicy(Protocol):
     """The replica with the lowest rank gets the next request; on a tie the lowest id does. The router keeps the index.
 
@@ -56,8 +74,12 @@ class RankPolicy(Protocol):
     def rank(self, replica: ReplicaView, /) -> float | None: ...
 
 
+@runtime_checkable
 class ChoosePolicy(Protocol):
-    """Chooses one of `view.replicas` for `request`, by its id. None: the request keeps waiting."""
+    """Chooses one of `view.replicas` for `request`, by its id. None: the request keeps waiting.
+
+    It may have `rank` as well, for `view.lowest`, and `prefix_apart`, for `view.longest_prefix`.
+    """
 
     def choose(self, request: Request, view: RouteView, /) -> ReplicaId | None: ...
 

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import NoReturn
 
-from msgspec import Struct
-
-from squall.core.fleet_view import ChoosePolicy, ReplicaView
+from squall.core.fleet_view import ChoosePolicy, RankPolicy, ReplicaView
+from squall.core.prefix_index import PrefixIndex
 from squall.core.types import ReplicaId, Request
 from squall.errors import ConfigError
 
@@ -68,7 +67,7 @@ class Ranked:
         self.replicas.remove(backend)
         self._rebuild()
 
-    def pick(self, _request: Request) -> Backend | None:
+    def pick(self, _request: Request | None = None) -> Backend | None:
         heap = self._heap
         while heap:
             rank, _, backend = heap[0]
@@ -82,8 +81,8 @@ class Ranked:
         ranked = [(backend.rank, backend.replica, backend) for backend in some if backend.rank is not None]
         return min(ranked)[2] if ranked else None
 
-    def sent(self, backend: Backend) -> None:
-        """`backend` got a request."""
+    def sent(self, _request: Request, backend: Backend) -> None:
+        """`backend` got the request."""
         heap = self._heap
         if not heap or heap[0][2] is not backend:
             self.changed(backend)
@@ -110,31 +109,73 @@ class Ranked:
         heapify(self._heap)
 
 
-class Among(Struct, frozen=True):
-    """Some of the replicas; satisfies `RouteView`."""
+class Among:
+    """Some of the replicas; satisfies `RouteView`, in O(R)."""
 
-    replicas: Sequence[Backend]
-    num_sent: int
+    __slots__ = ("_all", "_by_id", "num_sent", "replicas")
+
+    def __init__(self, some: Sequence[Backend], all: Chosen) -> None:
+        self.replicas = some
+        self.num_sent = all.num_sent
+        self._by_id = {backend.replica: backend for backend in some}
+        self._all = all
+
+    @property
+    def lowest(self) -> Backend | None:
+        ranked = [(backend.rank, backend.replica) for backend in self.replicas if backend.rank is not None]
+        return self._by_id[min(ranked)[1]] if ranked else None
+
+    def get(self, replica: ReplicaId) -> Backend | None:
+        return self._by_id.get(replica)
+
+    def longest_prefix(self, request: Request) -> tuple[int, Sequence[Backend]]:
+        num_blocks, holders = self._all.longest_prefix(request)
+        among = [backend for backend in holders if backend.replica in self._by_id]
+        return (num_blocks, among) if among else (0, ())
 
 
 class Chosen:
     """Asks the policy each time; satisfies `RouteView`."""
 
-    __slots__ = ("_by_id", "_policy", "num_sent", "replicas")
+    __slots__ = ("_by_id", "_policy", "_prefixes", "_ranked", "num_sent", "replicas")
 
     def __init__(self, policy: ChoosePolicy) -> None:
+        apart: int | None = getattr(policy, "prefix_apart", None)
         self.replicas: list[Backend] = []  # in ascending id
         self.num_sent = 0
         self._by_id: dict[ReplicaId, Backend] = {}
         self._policy = policy
+        self._ranked = Ranked(policy.rank) if isinstance(policy, RankPolicy) else None
+        self._prefixes = None if apart is None else PrefixIndex(apart)
+
+    @property
+    def lowest(self) -> Backend | None:
+        return None if self._ranked is None else self._ranked.pick()
+
+    def get(self, replica: ReplicaId) -> Backend | None:
+        return self._by_id.get(replica)
+
+    def longest_prefix(self, request: Request) -> tuple[int, Sequence[Backend]]:
+        if self._prefixes is None:
+            return 0, ()
+        num_blocks, holders = self._prefixes.longest(request.block_hashes)
+        return num_blocks, [self._by_id[replica] for replica in holders]
 
     def add(self, backend: Backend) -> None:
         insort(self.replicas, backend, key=_id)
         self._by_id[backend.replica] = backend
+        if self._ranked is not None:
+            self._ranked.add(backend)
+        if self._prefixes is not None:
+            self._prefixes.add(backend.replica, backend.num_blocks, backend.block_size)
 
     def remove(self, backend: Backend) -> None:
         self.replicas.remove(backend)
         del self._by_id[backend.replica]
+        if self._ranked is not None:
+            self._ranked.remove(backend)
+        if self._prefixes is not None:
+            self._prefixes.forget(backend.replica)
 
     def pick(self, request: Request) -> Backend | None:
         if not self.replicas:
@@ -145,17 +186,20 @@ class Chosen:
     def pick_among(self, request: Request, some: Sequence[Backend]) -> Backend | None:
         if not some:
             return None
-        choice = self._policy.choose(request, Among(some, self.num_sent))
-        for backend in some:
-            if backend.replica == choice:
-                return backend
-        return None if choice is None else self._wrong(choice, some)
+        among = Among(some, self)
+        choice = self._policy.choose(request, among)
+        return None if choice is None else among.get(choice) or self._wrong(choice, some)
 
-    def sent(self, _backend: Backend) -> None:
+    def sent(self, request: Request, backend: Backend) -> None:
         self.num_sent += 1
+        if self._ranked is not None:
+            self._ranked.sent(request, backend)
+        if self._prefixes is not None:
+            self._prefixes.record(backend.replica, request.block_hashes)
 
     def changed(self, backend: Backend) -> None:
-        pass
+        if self._ranked is not None:
+            self._ranked.changed(backend)
 
     def _wrong(self, choice: ReplicaId, some: Sequence[Backend]) -> NoReturn:
         ids = ", ".join(str(backend.replica) for backend in some)

@@ -24,7 +24,7 @@ from squall.core.events import (
     Submitted,
     Woke,
 )
-from squall.core.fleet_view import RoutePolicy
+from squall.core.fleet_view import ChoosePolicy, RoutePolicy
 from squall.core.lifecycle import REQUEST, RequestHappening, RequestPhase
 from squall.core.replica_index import Backend, Chosen, Ranked
 from squall.core.types import CONTROLLER, SECOND, Nanos, ReplicaId, Request, RequestId
@@ -81,7 +81,7 @@ class Router:
         self.max_queued_requests = max_queued_requests
         self.max_queued_tokens = max_queued_tokens
         self.max_retries = max_retries
-        self._index = Ranked(policy.rank) if hasattr(policy, "rank") else Chosen(policy)
+        self._index = Chosen(policy) if isinstance(policy, ChoosePolicy) else Ranked(policy.rank)
         self._backends: dict[ReplicaId, Backend] = {}  # all that are open or have unfinished requests
         self._entries: dict[RequestId, Entry] = {}
         self._queue: OrderedDict[RequestId, Entry] = OrderedDict()
@@ -314,7 +314,7 @@ class Router:
         entry.backend = backend
         backend.num_waiting += 1
         backend.num_tokens += entry.request.num_prompt_tokens
-        self._index.sent(backend)
+        self._index.sent(entry.request, backend)
         return Send(backend.replica, Submitted(entry.request))
 
     def _enqueue(self, entry: Entry) -> None:
