@@ -73,6 +73,7 @@ Device = Annotated[str | None, _option("serve.device: cpu or cuda")]
 def main() -> None:
     """The `squall` command."""
     logging.basicConfig(format="squall: %(levelname)s: %(message)s")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and not at once: what is half done is removed
     try:
         sys.exit(app(standalone_mode=False))
     except SquallError as error:

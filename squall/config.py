@@ -100,7 +100,7 @@ class Serve(Struct, frozen=True, forbid_unknown_fields=True):
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     engine: Literal["torch", "emulated"] = "torch"
     device: str = "cpu"
-    compute_threads: Positive = 1
+    compute_threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()  # web pages that may call the endpoint from a browser; "*" is all of them
     drain_timeout_s: Seconds = 30.0

@@ -116,6 +116,39 @@ def test_a_host_that_cannot_be_is_one_line(squall: Squall, host: str) -> None:
     assert not Path("run").exists()
 
 
+def test_ctrl_c_while_libraries_are_imported_is_quiet() -> None:
+    code = """
+import sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+from squall.__main__ import main
+main()
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (said.returncode, said.stdout, said.stderr) == (130, "", "")
+
+
+def test_sigterm_lets_a_command_remove_what_is_half_done(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys, tempfile
+from squall import cli
+from squall.report import run
+def killed(path):
+    with tempfile.TemporaryDirectory(dir="."):
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("too late")
+run.read_run = killed
+sys.argv = ["squall", "report", "run"]
+cli.main()
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (said.returncode, said.stdout, said.stderr) == (143, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_ctrl_c_is_exit_code_130(squall: Squall, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(path: Path) -> None:
         raise KeyboardInterrupt
@@ -125,7 +158,7 @@ def test_ctrl_c_is_exit_code_130(squall: Squall, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_missing_extra_is_one_line_with_the_command_that_installs_it() -> None:
-    code = "import sys; sys.modules['grpc'] = None; sys.argv = ['squall', 'serve']; from squall.cli import main; main()"
+    code = "import sys; sys.modules['grpc'] = None; sys.argv = ['squall', 'serve', '--port', '0']; from squall.cli import main; main()"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (said.returncode, said.stdout) == (2, "")
     assert said.stderr == "squall: error: this command needs grpc, which is not installed: pip install 'squall[serve]'\n"

@@ -10,7 +10,10 @@ T = TypeVar("T")
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` to its end on a fresh loop."""
     try:
-        import uvloop
-    except ModuleNotFoundError:
-        return asyncio.run(main)
-    return uvloop.run(main)
+        try:
+            import uvloop
+        except ModuleNotFoundError:
+            return asyncio.run(main)
+        return uvloop.run(main)
+    finally:
+        main.close()  # a signal may have come before it began

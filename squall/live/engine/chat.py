@@ -44,7 +44,7 @@ class ChatTemplate:
         ModelError: it does not compile.
     """
 
-    def __init__(self, source: str, specials: Mapping[str, str], place: str) -> None:
+    def __init__(self, source: object, specials: Mapping[str, str], place: str) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
@@ -52,9 +52,11 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _strftime_now
         self._specials = dict(specials)
+        if not isinstance(source, str):
+            raise ModelError(f"{place}: chat_template is a {type(source).__name__}, expected a text")
         try:
             self._template = environment.from_string(source)
-        except TemplateError as error:
+        except (TemplateError, RecursionError) as error:
             raise ModelError(f"{place}: the chat template does not compile: {error}") from None
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, variables: Mapping[str, Any]) -> str:
@@ -63,8 +65,9 @@ class ChatTemplate:
         try:
             return self._template.render({**given, "messages": messages, "add_generation_prompt": add_generation_prompt})
         except _Refused as refusal:
-            raise RequestError(f"the model's chat template refuses these messages: {refusal}", param="messages") from None
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError) as error:
+            one_line = " ".join(str(refusal).split())
+            raise RequestError(f"the model's chat template refuses these messages: {one_line}", param="messages") from None
+        except Exception as error:  # whatever the code in a template comes to with messages that it did not expect
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise RequestError(f"the model's chat template cannot render these messages: {reason}", param="messages") from None
 

@@ -4,6 +4,7 @@ Nothing is trusted: a file that is cut short, a tensor that is missing, too many
 one line that names it.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -47,14 +48,20 @@ def _files(folder: Path) -> list[Path]:
         parts = read_json(index).get("weight_map")
         if not isinstance(parts, dict) or not parts:
             raise ModelError(f"{index}: has no weight_map; fetch it again")
-        return [folder / name for name in sorted(set(parts.values()))]
+        names = {
+            name if isinstance(name, str) and name and Path(name).name == name and "\0" not in name else None
+            for name in parts.values()
+        }
+        if None in names:
+            raise ModelError(f"{index}: weight_map must say of each tensor which file of this folder holds it; fetch it again")
+        return [folder / name for name in sorted(filter(None, names))]
     if single.is_file():
         return [single]
     raise ModelError(f"{folder}: holds neither model.safetensors nor model.safetensors.index.json; only safetensors are read")
 
 
 def _open(path: Path) -> Any:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ModelError(f"{path}: missing, though the index names it; fetch it again")
     with path.open("rb") as file:
         if file.read(24) == b"version https://git-lfs.":

@@ -17,6 +17,8 @@ def read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, An
         raise ModelError(f"{path}: missing; a checkpoint needs it") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: not readable as JSON ({error})") from None
+    except RecursionError:
+        raise ModelError(f"{path}: not readable as JSON (nested too deeply)") from None
     if not isinstance(value, dict):
         raise ModelError(f"{path}: holds a {type(value).__name__}, expected a JSON object")
     return value

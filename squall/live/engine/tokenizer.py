@@ -122,7 +122,10 @@ class HfTokenizer:
         """generation_config.json knows best (a chat model has several), then config.json; the tokenizer's own always counts."""
         generation = read_json(folder / "generation_config.json", {})
         given = generation.get("eos_token_id", config.get("eos_token_id"))
-        ids = {given} if isinstance(given, int) else set(given or ())
+        several = given if isinstance(given, list) else [] if given is None else [given]
+        if not all(isinstance(id, int) for id in several):
+            raise ModelError(f"{folder}: eos_token_id is {given!r}; it must be a token id or a list of them")
+        ids = set(several)
         if (name := self._specials.get("eos_token")) is not None and (id := self._backend.token_to_id(name)) is not None:
             ids.add(id)
         return frozenset(ids)
@@ -177,10 +180,14 @@ def _content(value: Any) -> str | None:
 def _chat_template(folder: Path, settings: Mapping[str, Any], specials: Mapping[str, str]) -> ChatTemplate | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return ChatTemplate(path.read_text(encoding="utf-8"), specials, str(path))
+        try:
+            return ChatTemplate(path.read_text(encoding="utf-8"), specials, str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{path}: not readable as a chat template ({error})") from None
     given = settings.get("chat_template")
     if isinstance(given, list):  # several, by name
-        given = {entry["name"]: entry["template"] for entry in given}.get("default")
+        named = [entry for entry in given if isinstance(entry, dict) and entry.get("name") == "default"]
+        given = named[-1].get("template") if named else None
     return None if given is None else ChatTemplate(given, specials, str(folder / "tokenizer_config.json"))
 
 

@@ -113,6 +113,19 @@ def test_a_file_that_is_cut_short_is_named(keep: int, copy: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["5", "null", '["x"]', '"../other/model.safetensors"', '"/etc/passwd"', '"a\\u0000b"', '""'])
+def test_an_index_that_names_no_file_of_its_folder_is_refused(name: str, copy: Path) -> None:
+    (copy / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"model.norm.weight": {name}}}}}')
+    with pytest.raises(ModelError, match="weight_map must say of each tensor which file of this folder holds it"):
+        load(copy)
+
+
+def test_an_index_that_names_a_file_that_cannot_be_says_so(copy: Path) -> None:
+    (copy / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"model.norm.weight": "{"x" * 300}"}}}}')
+    with pytest.raises(ModelError, match="missing, though the index names it"):
+        load(copy)
+
+
 def test_a_git_lfs_pointer_is_recognised(copy: Path) -> None:
     (copy / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1234\nsize 12\n")
     with pytest.raises(ModelError, match=r"git-lfs pointer, .*`git lfs pull`"):

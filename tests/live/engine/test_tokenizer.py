@@ -142,6 +142,43 @@ def test_what_a_template_refuses_or_may_not_do_is_the_clients_error(template: st
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "template", ["{{ 1 / 0 }}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ raise_exception('a\\nb') }}"]
+)
+def test_whatever_a_template_comes_to_is_one_line_for_the_client(template: str, byte_level: Path) -> None:
+    (byte_level / "chat_template.jinja").write_text(template)
+    with pytest.raises(RequestError) as caught:
+        HfTokenizer(byte_level).render_chat([{"role": "user", "content": "hi"}])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("chat_template.jinja", b"\xff", "chat_template.jinja: not readable as a chat template"),
+        ("tokenizer_config.json", b'{"chat_template": 5}', "chat_template is a int, expected a text"),
+        ("tokenizer_config.json", b'{"chat_template": {"a": 1}}', "chat_template is a dict, expected a text"),
+        ("tokenizer_config.json", b"[" * 100_000, "not readable as JSON"),
+        ("generation_config.json", b'{"eos_token_id": "x"}', "eos_token_id is 'x'"),
+        ("generation_config.json", b'{"eos_token_id": [null]}', "eos_token_id is [None]"),
+    ],
+)
+def test_a_strange_file_is_named(file: str, content: bytes, message: str, byte_level: Path) -> None:
+    (byte_level / file).write_bytes(content)
+    with pytest.raises(ModelError) as caught:
+        HfTokenizer(byte_level)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_list_of_templates_without_a_usable_default_is_none(byte_level: Path) -> None:
+    (byte_level / "tokenizer_config.json").write_text(
+        '{"chat_template": [5, {"name": "default"}, {"name": "tool", "template": "x"}]}'
+    )
+    with pytest.raises(RequestError, match="no chat template"):
+        HfTokenizer(byte_level).render_chat([{"role": "user", "content": "hi"}])
+
+
 def test_a_model_without_a_template_says_so(byte_fallback: Path) -> None:
     with pytest.raises(RequestError, match="no chat template; use /v1/completions"):
         HfTokenizer(byte_fallback).render_chat([])
