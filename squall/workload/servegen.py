@@ -33,6 +33,7 @@ from squall.workload.traces import Trace
 _FAMILIES = ("Gamma", "Weibull", "Exponential", "")
 _MEDIA = ("image", "audio", "video")
 _MOST_REQUESTS = 20_000_000
+_LEAST_SHAPE = 0.005  # below it gaps differ by more than a float can hold
 
 
 class _Window(Struct, frozen=True):
@@ -101,7 +102,8 @@ def _within(window: _Window, seed: int, count: int) -> NDArray[np.float64]:
     else:
         gaps = draws.standard_exponential(count + 1)
     ends = np.cumsum(gaps)
-    instants: NDArray[np.float64] = ends[:-1] / ends[-1] * (window.end_s - window.start_s)
+    total = ends[-1] or 1.0  # gaps of such a shape may all be too small for a float: then all is one burst
+    instants: NDArray[np.float64] = ends[:-1] / total * (window.end_s - window.start_s)
     return instants
 
 
@@ -140,8 +142,8 @@ def _parse_row(path: Path, line: int, row: list[str]) -> tuple[float, float, str
     family = row[3].strip()
     if family not in _FAMILIES:
         raise TraceError(f"{where}: the family of the gaps is {family!r}; it must be Gamma, Weibull or Exponential")
-    if rate and family in ("Gamma", "Weibull") and not shape:
-        raise TraceError(f"{where}: shape is {row[4]!r}; a {family} distribution has one above 0")
+    if rate and family in ("Gamma", "Weibull") and shape < _LEAST_SHAPE:
+        raise TraceError(f"{where}: shape is {row[4]!r}; that of a {family} distribution must be at least {_LEAST_SHAPE}")
     return start, rate, family, shape
 
 

@@ -182,12 +182,12 @@ class _Reader:
 
     def _own_block_size(self, extras: dict[str, list[Any]]) -> int:
         """What the column `block_size` says; 0 where there is none."""
-        sizes = {size for size in extras.get("block_size", ()) if size not in (None, "")}
+        sizes = {str(size) for size in extras.get("block_size", ()) if size not in (None, "")}
         if not sizes:
             return 0
-        if len(sizes) > 1 or not _is_good(lambda value: parse_tokens(value, 1), next(iter(sizes))):
-            told = ", ".join(sorted(map(str, sizes)))
-            raise TraceError(f"{self._path}: block_size is {told}; it must be one whole number of at least 1 in all rows")
+        if len(sizes) > 1 or not _is_good(lambda size: parse_tokens(size, 1), next(iter(sizes))):
+            told = ", ".join(sorted(sizes))
+            raise TraceError(f"{self._path}: block_size is {told[:60]}; it must be one whole number of at least 1 in all rows")
         return parse_tokens(sizes.pop(), 1)
 
     def _blocks(self, column: list[Any], size: int, prompts: list[int], lines: list[int]) -> list[list[int]]:

@@ -103,7 +103,7 @@ def test_other_files_are_no_clients(tmp_path: Path) -> None:
         ("0,1,1,Gamma,1,1\n600,-1,1,Gamma,1,1\n", r"trace.csv line 2: rate is '-1'"),
         ("0,1,1,Gamma,1,1\n0,1,1,Gamma,1,1\n", r"trace.csv line 2: starts at 0 s, which is not after 0 s"),
         ("0,1,1,Pareto,1,1\n", r"trace.csv line 1: the family of the gaps is 'Pareto'"),
-        ("0,1,1,Gamma,0,1\n", r"trace.csv line 1: shape is '0'; a Gamma distribution has one above 0"),
+        ("0,1,1,Gamma,0,1\n", r"trace.csv line 1: shape is '0'; that of a Gamma distribution must be at least 0.005"),
         ("0,99999,1,Gamma,1,1\n", r"stands for 59,999,400 requests; say which with workload.duration_s or max_requests"),
         ("0,0,0,,0,0\n", r"no request in the window"),
     ],
