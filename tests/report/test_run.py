@@ -2,6 +2,7 @@
 
 import resource
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -19,13 +20,18 @@ Record = Callable[..., RunRecord]
 Stored = Callable[..., StoredRun]
 
 
-@pytest.fixture
+@contextmanager
 def small_disk() -> Iterator[None]:
-    """Files may not grow past 600 bytes: a configuration fits, a Parquet file does not."""
+    """Files may not grow past 600 bytes: a configuration fits, a Parquet file does not.
+
+    Not a fixture: pytest prints a test's result before it undoes fixtures, and what it prints may go to a file, too.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (600, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_run_is_read_back_as_it_was(record: Record, stored: Stored) -> None:
@@ -80,17 +86,17 @@ def test_runs_without_a_name_are_numbered_within_a_second(
     assert all(place.parent == Path("runs") and place.name.startswith("simulate-2") for place in places)
 
 
-@pytest.mark.usefixtures("small_disk")
 def test_a_full_disk_is_one_line_and_leaves_nothing_behind(record: Record, tmp_path: Path) -> None:
-    with pytest.raises(SquallError, match=r"cannot write the run directory .*run: File too large") as caught:
+    refusal = pytest.raises(SquallError, match=r"cannot write the run directory .*run: File too large")
+    with refusal as caught, small_disk():
         write_run(tmp_path / "run", record(), Config(), None)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_leaves_an_older_file_as_it_was(tmp_path: Path, small_disk: None) -> None:
+def test_a_full_disk_leaves_an_older_file_as_it_was(tmp_path: Path) -> None:
     write_file(tmp_path / "report.html", b"old")
-    with pytest.raises(SquallError, match=r"cannot write .*report.html: File too large"):
+    with pytest.raises(SquallError, match=r"cannot write .*report.html: File too large"), small_disk():
         write_file(tmp_path / "report.html", bytes(1000))
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("report.html", b"old")]
 
