@@ -75,7 +75,7 @@ def clock(unit: Nanos, whole: bool = False) -> ParseColumn:
 
 def calendar(values: Sequence[Any]) -> list[Nanos]:
     """`parse_calendar` of all values; Parquet has dates that are none of text."""
-    return [parse_calendar(value if type(value) is str else str(value)) for value in values]
+    return list(map(parse_calendar, values if set(map(type, values)) == {str} else map(str, values)))
 
 
 def _parse_time(unit: Nanos, whole: bool, value: Any) -> Nanos:
