@@ -158,7 +158,8 @@ def test_ctrl_c_is_exit_code_130(squall: Squall, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_missing_extra_is_one_line_with_the_command_that_installs_it() -> None:
-    code = "import sys; sys.modules['grpc'] = None; sys.argv = ['squall', 'serve', '--port', '0']; from squall.cli import main; main()"
+    arguments = ["squall", "serve", "--port", "0"]
+    code = f"import sys; sys.modules['grpc'] = None; sys.argv = {arguments}; from squall.cli import main; main()"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (said.returncode, said.stdout) == (2, "")
     assert said.stderr == "squall: error: this command needs grpc, which is not installed: pip install 'squall[serve]'\n"
