@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from squall.core.actions import AnyAction, Reply, Send
 from squall.core.events import (
@@ -21,11 +21,22 @@ from squall.core.events import (
     Submitted,
     Woke,
 )
-from squall.core.fleet_view import ReplicaView, RoutePolicy, RouteView
+from squall.core.fleet_view import RankPolicy, ReplicaView, RoutePolicy, RouteView
 from squall.core.router import Router
 from squall.core.types import CONTROLLER, SECOND, ReplicaId, Request, RequestId
 from squall.errors import ConfigError, IllegalTransition
-from squall.policies.route import LeastLoaded, Pull, RoundRobin, Route
+from squall.policies.route import (
+    LeastKv,
+    LeastLoaded,
+    LeastOutstanding,
+    PowerOfTwo,
+    PrefixAffinity,
+    Pull,
+    Random,
+    RoundRobin,
+    Route,
+    Session,
+)
 
 
 def request(id: RequestId, prompt: int = 100, output: int = 50) -> Request:
@@ -384,7 +395,9 @@ class Fleet:
         id = number % (self.arrived + 1)
         if move == "arrive":
             self.arrived += 1
-            self.tell(Arrived(request(self.arrived, prompt=1 + number)), now)
+            one = request(self.arrived, prompt=1 + number)
+            hashes = tuple(range(1000 * (number % 4), 1000 * (number % 4) + number // 8))
+            self.tell(Arrived(structs.replace(one, session=number % 5, block_hashes=hashes)), now)
         elif move == "up" and replica not in self.up | self.draining:
             self.up.add(replica)
             self.tell(up(replica), now)
@@ -435,9 +448,9 @@ class Fleet:
             if not at:
                 assert backend.num_tokens == 0
         for backend in self.router._index.replicas:
-            if isinstance(self.policy, LeastLoaded | Pull):
+            if isinstance(self.policy, RankPolicy):
                 assert backend.rank == self.policy.rank(backend)
-        if self.router.num_queued and self.up and isinstance(self.policy, LeastLoaded):
+        if self.router.num_queued and self.up and not isinstance(self.policy, Pull | RoundRobin | LeastKv):
             raise AssertionError("a request waits though replicas are up")
 
     def finish_all(self, now: int) -> None:
@@ -458,10 +471,15 @@ MOVES = st.sampled_from(
     ["arrive", "arrive", "arrive", "up", "withdraw", "lose", "first", "preempt", "finish", "finish", "cancel"]
 )
 
+POLICIES = [
+    LeastLoaded(), LeastLoaded(output_tokens=0), LeastKv(), LeastOutstanding(), Pull(max_outstanding=2), RoundRobin(), Random(),
+    PowerOfTwo(), Session(max_excess=40), PrefixAffinity(max_excess=40, prefix_apart=16), Longest(),
+]  # fmt: skip
 
-@settings(max_examples=200, deadline=None)
+
+@settings(max_examples=400, deadline=None)
 @given(
-    policy=st.sampled_from([LeastLoaded(), LeastLoaded(output_tokens=0), Pull(max_outstanding=2), RoundRobin(), Longest()]),
+    policy=st.sampled_from(POLICIES),
     moves=st.lists(st.tuples(MOVES, st.integers(0, 40)), max_size=60),
 )
 def test_every_request_ends_exactly_once_and_load_returns_to_zero(policy: Route, moves: list[tuple[str, int]]) -> None:
