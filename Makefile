@@ -8,6 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 demo: $(VENV)/.serve ## serve the embedded model, load it, simulate the same, compare
 	$(BIN)/squall demo
+	@echo "first: . $(BIN)/activate"
 
 test: $(VENV)/.dev ## all tests; those that need the embedded model skip when it cannot be fetched
 	-$(BIN)/squall model pull smollm2
@@ -34,6 +35,9 @@ smoke: $(VENV)/.dev ## every benchmark, just enough to see that it runs
 docs: $(VENV)/.dev ## the pages that are made from the code
 	$(BIN)/python -m squall.report.diagrams
 
+proto: $(VENV)-proto/.ready ## the messages between head and workers, from squall.proto
+	$(VENV)-proto/bin/python -m grpc_tools.protoc -Isquall/live/rpc/generated=squall/live/rpc --python_out=. --pyi_out=. squall/live/rpc/generated/squall.proto
+
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("squall needs Python 3.11 or newer; say make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
@@ -46,5 +50,10 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) -e '.[dev]'
 	touch $@ $(VENV)/.serve
 
+$(VENV)-proto/.ready: Makefile # the oldest compiler whose messages every protobuf that squall allows can read
+	$(PYTHON) -m venv $(VENV)-proto
+	$(VENV)-proto/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.62.3 'setuptools<80'
+	touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VENV)-proto .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -249,9 +249,7 @@ def demo(out: Out = None, port: Annotated[int, typer.Option(help="Where to serve
 
 @app.command()
 def compare(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN RUN...", help="Run directories; the others are related to the first.")
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories; the others are related to the first.")],
 ) -> None:
     """Two or more runs side by side."""
     from rich.console import Console
@@ -262,7 +260,8 @@ def compare(
     if len(runs) < 2:
         raise ConfigError(f"compare needs two run directories or more; only {runs[0]} was given")
     read = [read_run(path) for path in runs]
-    Console().print(table([path.name or str(path) for path in runs], [run.summary for run in read]))
+    wide = None if sys.stdout.isatty() else 1000  # a file has no edge to fold at
+    Console(width=wide).print(table([path.name or str(path) for path in runs], [run.summary for run in read]))
     for line in warnings(read):
         typer.echo(line)
     _next(f"squall report {runs[0]}")
@@ -282,7 +281,8 @@ def model_pull(name: Annotated[str, typer.Argument(help="Its name.")] = "smollm2
     """Fetch a model, once."""
     from squall.live.models import pull
 
-    _end(pull(name, typer.echo), f"squall serve --model {name}")
+    pull(name, typer.echo)
+    _next(f"squall serve --model {name}")
 
 
 @models.command("list")
@@ -308,8 +308,13 @@ def _load(config: Path | None, settings: list[str] | None, out: Path | None, *op
 
 
 def _command(error: Any) -> list[str]:
-    """The words of the command that was not understood."""
-    return ["squall", *(error.ctx.command_path.split()[1:] if error.ctx is not None else ())]
+    """The words of the command that was not understood, however squall itself was called."""
+    words: list[str] = []
+    context = error.ctx
+    while context is not None and context.parent is not None:
+        words.insert(0, context.info_name)
+        context = context.parent
+    return ["squall", *words]
 
 
 def _watch_parent() -> None:

@@ -5,6 +5,7 @@ the store whole or not at all: it is built in a folder beside and renamed, so th
 """
 
 import hashlib
+import importlib
 import importlib.util
 import os
 import shutil
@@ -87,7 +88,9 @@ def pull(name: str, report: Callable[[str], None] = lambda _: None) -> Path:
     key = _key(name)
     target = _folder(key)
     if target.is_dir():
-        return find(key)
+        report(f"{find(key)} is there already")
+        return target
+    importlib.import_module("gguf")  # where it is missing, before anything is downloaded
     source = SOURCES[key]
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{key}-", dir=target.parent) as scratch:

@@ -5,6 +5,7 @@ Knows no file format and how nothing is measured.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -116,7 +117,8 @@ def table(names: Sequence[str], summaries: Sequence[Summary], metrics: Sequence[
     grid = Table(box=None, pad_edge=False, header_style="bold")
     grid.add_column("")
     for i, (name, summary) in enumerate(zip(names, summaries, strict=True)):
-        grid.add_column(f"{name}\n({summary.world})", justify="right", overflow="fold")
+        heading = re.sub(r"-(?=\d{8}-\d{6})", "\n", name)  # the date has a line of its own: two runs fit into 80 columns
+        grid.add_column(f"{heading}\n({summary.world})", justify="right", overflow="fold")
         if i:
             grid.add_column("", justify="right", style="dim")
     for line in lines(summaries, metrics):

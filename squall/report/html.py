@@ -6,8 +6,9 @@ Knows the shapes of plotly's traces; plotly.js itself comes out of plotly's whee
 from __future__ import annotations
 
 import html
+import tomllib
 from importlib import resources
-from math import log10
+from math import floor, log10
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -63,9 +64,9 @@ def page(run: StoredRun) -> str:
     ]
     return _PAGE.substitute(
         title=html.escape(f"squall: {run.path.resolve().name}"),
-        world=html.escape(run.summary.world),
+        world=html.escape(run.summary.world.capitalize()),
         source=html.escape(run.summary.latency_source or "unknown"),
-        numbers=_numbers(run.summary),
+        numbers=_numbers(run),
         distributions=_distributions(run.summary),
         charts="\n".join(f'<div class="chart" id="chart{i}"></div>' for i in range(len(charts))),
         config=html.escape(run.config),
@@ -166,21 +167,38 @@ def _chart(title: str, x: str, y: str, traces: list[Trace], *, log_x: bool = Fal
     grid = {"gridcolor": "#e5e8eb", "zeroline": False}
     layout = {
         "title": {"text": title, "font": {"size": 14}, "x": 0, "xanchor": "left"},
-        "xaxis": {"title": {"text": x}, "type": "log" if log_x else "linear", **grid},
-        "yaxis": {"title": {"text": y}, "rangemode": "tozero", **grid},
+        "xaxis": {"title": {"text": x}, **(_decades(traces) if log_x else {}), **grid},
+        "yaxis": {"title": {"text": y}, "rangemode": "tozero", "hoverformat": ".4~g", **grid},
         "height": 340,
         "margin": {"l": 60, "r": 20, "t": 40, "b": 50},
         "legend": {"orientation": "h", "y": 1.0, "x": 1.0, "xanchor": "right", "yanchor": "bottom"},
         "showlegend": True,
+        "hovermode": "x" if log_x else "x unified",
         "font": {"family": "system-ui, sans-serif", "color": INK},
     }
     return {"data": traces, "layout": layout}
 
 
-def _numbers(summary: Summary) -> str:
-    plain = [(name, unit, getattr(summary, key)) for name, unit, key in METRICS]
+def _decades(traces: list[Trace]) -> dict[str, Any]:
+    """A logarithmic axis whose ticks, 1, 2 and 5 of each decade, are written in full."""
+    positive = [value for trace in traces for value in trace["x"] if value > 0] or [1.0]
+    exponents = range(floor(log10(min(positive))), floor(log10(max(positive))) + 1)
+    ticks = [step * 10.0**exponent for exponent in exponents for step in (1, 2, 5)]
+    return {"type": "log", "hoverformat": ".4~g", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
+
+
+def _numbers(run: StoredRun) -> str:
+    units = {"SLO attainment": html.escape(_objectives(run.config))}
+    plain = [(name, units.get(name, unit), getattr(run.summary, key)) for name, unit, key in METRICS]
     shown = [(name, unit, value) for name, unit, value in plain if value is not None and not isinstance(value, Distribution)]
     return "\n".join(f"<tr><td>{name}</td><td>{written(value)}</td><td>{unit}</td></tr>" for name, unit, value in shown)
+
+
+def _objectives(config: str) -> str:
+    """What a run's configuration promises, in a few words."""
+    slo = tomllib.loads(config).get("slo", {})
+    promised = (("TTFT", "ttft_s"), ("TPOT", "tbt_s"), ("E2E", "e2e_s"))
+    return ", ".join(f"{name} ≤ {slo[key]:g} s" for name, key in promised if key in slo)
 
 
 def _distributions(summary: Summary) -> str:
@@ -204,16 +222,16 @@ body { font: 15px/1.45 system-ui, sans-serif; color: #1b1f24; max-width: 70rem; 
 h1 { font-size: 1.4rem; margin-bottom: 0; }
 .tables { display: flex; flex-wrap: wrap; gap: 2rem; align-items: start; }
 table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem .7rem .15rem 0; text-align: right; font-weight: normal; }
+th, td { padding: .15rem 1.2rem .15rem 0; text-align: right; font-weight: normal; }
 th { color: #6a737d; }
 td:first-child, th:first-child, .plain td:last-child { text-align: left; }
-.chart { margin: 1rem 0; }
+.chart { margin: 1rem 0; min-height: 340px; }
 pre { background: #f6f8fa; padding: 1rem; overflow-x: auto; }
 </style>
 </head>
 <body>
 <h1>$title</h1>
-<p>A run in the $world world; step times: $source.</p>
+<p>$world run; times: $source.</p>
 <div class="tables">
 <table class="plain">$numbers</table>
 <table>$distributions</table>
@@ -223,7 +241,7 @@ $charts
 <script>$plotly</script>
 <script>
 const charts = $data;
-charts.forEach((chart, i) => Plotly.newPlot("chart" + i, chart.data, chart.layout, {responsive: true, displaylogo: false}));
+charts.forEach((chart, i) => Plotly.newPlot("chart" + i, chart.data, chart.layout, {responsive: true, displayModeBar: false}));
 </script>
 </body>
 </html>

@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import tomllib
 from array import array
 from collections.abc import Mapping
 from datetime import datetime
@@ -101,8 +102,10 @@ def read_run(path: Path) -> StoredRun:
         raise ConfigError(f"{path} is no run directory: it has no {SUMMARY}")
     try:
         summary = msgspec.json.decode((path / SUMMARY).read_bytes(), type=Summary)
-        return StoredRun(path, summary, (path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        text = (path / CONFIG).read_text(encoding="utf-8")
+        tomllib.loads(text)
+        return StoredRun(path, summary, text)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as a run directory: {error}") from None
 
 

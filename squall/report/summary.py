@@ -44,9 +44,9 @@ class Summary(Struct, frozen=True):
     cost_usd: float | None
     scale_ups: int
     scale_downs: int
-    preemptions: int
-    num_steps: int
-    num_events: int
+    preemptions: int | None
+    num_steps: int | None
+    num_events: int | None
     wall_s: float
     latency_source: str
 
@@ -117,6 +117,7 @@ def summarise(record: RunRecord, slo: Slo, usd_per_gpu_hour: float | None) -> Su
     num_output_tokens = int(lives.num_output_tokens.sum())
     makespan_s = record.ended_at / SECOND
     gpu_seconds = record.gpu_nanos / SECOND
+    seen_inside = record.world == "simulated"  # a client knows of no steps
     good = None if (slo.ttft_s, slo.tbt_s, slo.e2e_s) == (None, None, None) else lives.num_within(slo)
     return Summary(
         world=record.world,
@@ -142,9 +143,9 @@ def summarise(record: RunRecord, slo: Slo, usd_per_gpu_hour: float | None) -> Su
         cost_usd=None if usd_per_gpu_hour is None else gpu_seconds / 3600 * usd_per_gpu_hour,
         scale_ups=record.scale_ups,
         scale_downs=record.scale_downs,
-        preemptions=int(lives.preemptions.sum()),
-        num_steps=record.num_steps,
-        num_events=record.num_events,
+        preemptions=int(lives.preemptions.sum()) if seen_inside else None,
+        num_steps=record.num_steps if seen_inside else None,
+        num_events=record.num_events if seen_inside else None,
         wall_s=record.wall_s,
         latency_source=record.latency_source,
     )

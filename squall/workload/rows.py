@@ -44,7 +44,8 @@ def open_rows(path: Path) -> Rows:
                 return _parquet(path)
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise TraceError(f"{path}: no such file; workload.path is relative to the configuration file") from None
+        where = "the configuration file, or with --set to the current directory"
+        raise TraceError(f"{path}: no such file; workload.path is relative to {where}") from None
     except UnicodeDecodeError:
         raise TraceError(f"{path}: is not text in UTF-8; unpack it first") from None
     except OSError as error:

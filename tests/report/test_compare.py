@@ -61,6 +61,17 @@ def test_the_table_shows_every_run_and_its_relation_to_the_first(stored: Stored)
     assert tbt == ["TBT", "p50", "(s)", "0.05", "0.1", "x", "2"]
 
 
+def test_two_runs_of_the_same_second_and_their_names_fit_into_80_columns(stored: Stored) -> None:
+    one = stored("one").summary
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table(["replay-20261130-080351-2", "simulate-20261130-080351-2"], [one, one]))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert [line.split() for line in text.splitlines()[:2]] == [
+        ["replay", "simulate"],
+        ["20261130-080351-2", "20261130-080351-2"],
+    ]
+
+
 def test_the_same_work_is_not_called_different_for_a_late_send_or_a_token(stored: Stored) -> None:
     lives = stored().lives()
     again = replace(lives, arrived_at=lives.arrived_at + 40_000_000, num_prompt_tokens=lives.num_prompt_tokens + 1)

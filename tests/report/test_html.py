@@ -42,6 +42,7 @@ def test_the_report_shows_distributions_load_summary_and_configuration(stored: S
     assert set(tbt["x"]) == {0.05}
     assert (tbt["y"][0], tbt["y"][-1]) == (0, 1)
     assert "<td>SLO attainment</td><td>0.95</td>" in text
+    assert "<td>TTFT ≤ 1 s" in text
     assert "ttft_s = 1.0" in text
 
 

@@ -105,6 +105,11 @@ def test_what_is_no_run_directory_is_said_to_be_none(stored: Stored, tmp_path: P
     with pytest.raises(ConfigError, match=r"is no run directory: it has no summary.json"):
         read_run(tmp_path)
     run = stored()
+    config = (run.path / "config.toml").read_text()
+    (run.path / "config.toml").write_text("[slo")
+    with pytest.raises(ConfigError, match=r"cannot be read as a run directory: Expected ']'"):
+        read_run(run.path)
+    (run.path / "config.toml").write_text(config)
     (run.path / "summary.json").write_text('{"world": 3}')
     with pytest.raises(ConfigError, match=r"cannot be read as a run directory: Expected `str`, got `int`"):
         read_run(run.path)

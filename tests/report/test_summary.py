@@ -109,6 +109,13 @@ def test_a_price_makes_a_cost_and_no_price_makes_none() -> None:
     assert summarise(record(row(0)), Slo(), None).cost_usd is None
 
 
+def test_what_a_client_cannot_see_is_unknown() -> None:
+    seen = summary(row(0))
+    assert (seen.preemptions, seen.num_steps, seen.num_events) == (0, 3, 7)
+    measured = summarise(RunRecord("real", [row(0)], Gaps(), 10 * SECOND), Slo(), None)
+    assert (measured.preemptions, measured.num_steps, measured.num_events) == (None, None, None)
+
+
 def test_a_summary_has_the_promised_keys() -> None:
     promised = """
         world requests completed failed rejected makespan_s throughput_rps output_tokens_per_s ttft_s tbt_s tpot_s e2e_s queue_s
