@@ -23,6 +23,9 @@ from squall.live.frontend import Frontend, TokenStream
 
 DONE = b"data: [DONE]\n\n"
 
+TOKENS_AT_ONCE = 20_000
+"""Prompt tokens that are handed to the head in one go: some milliseconds of work."""
+
 
 class Shape(Protocol):
     """How the answers of one endpoint look: `chat.ChatShape` and `completions.CompletionShape`."""
@@ -101,16 +104,27 @@ async def pump(index: int, stream: TokenStream, queue: asyncio.Queue[tuple[int, 
         queue.put_nowait(error)
 
 
-def submit(order: Order, frontend: Frontend) -> list[TokenStream]:
-    """Start every sub-request; none where no token is wanted."""
-    if order.max_tokens == 0:
-        return []
-    return [frontend.submit(prompt, sampling, session=order.session) for prompt, sampling in order.sub_requests()]
+async def submit(order: Order, frontend: Frontend) -> list[TokenStream]:
+    """Start every sub-request; none where no token is wanted. Lets others go on in between: there may be many long prompts."""
+    streams: list[TokenStream] = []
+    tokens = 0
+    try:
+        for prompt, sampling in order.sub_requests() if order.max_tokens else ():
+            streams.append(frontend.submit(prompt, sampling, session=order.session))
+            tokens += len(prompt)
+            if tokens >= TOKENS_AT_ONCE:
+                tokens = 0
+                await asyncio.sleep(0)
+    except BaseException:
+        for stream in streams:
+            stream.cancel()
+        raise
+    return streams
 
 
 async def tokens_of(order: Order, frontend: Frontend, usage: Usage, measured: Measured) -> AsyncGenerator[tuple[int, TokenOut]]:
     """Every token of the order, counted and measured."""
-    streams = submit(order, frontend)
+    streams = await submit(order, frontend)
     async with aclosing(merged(streams)) as tokens:
         async for index, out in tokens:
             usage.count(index, out)

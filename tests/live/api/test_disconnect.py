@@ -10,6 +10,9 @@ import pytest
 
 from squall.config import Config
 from squall.live.api.app import create_app
+from squall.live.api.generate import TOKENS_AT_ONCE, submit
+from squall.live.api.order import Order
+from squall.live.engine.interface import Sampling
 
 
 async def connect(url: str, path: str, **body: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -106,3 +109,18 @@ async def test_a_connection_is_used_again_after_a_stream(url: str, head: Any) ->
     writer.write(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
     assert (await reader.readline()).startswith(b"HTTP/1.1 200")
     writer.close()
+
+
+async def test_many_long_prompts_let_others_go_on_in_between_and_may_be_left_half_way(make_head: Any) -> None:
+    head = make_head(max_model_len=1 << 20)
+    order = Order("small", prompts=((65,) * TOKENS_AT_ONCE,) * 5, sampling=Sampling(max_tokens=4), max_tokens=4)
+    submitting = asyncio.create_task(submit(order, head))
+    await asyncio.sleep(0)
+    assert len(head.streams) == 1
+    await asyncio.sleep(0)
+    assert len(head.streams) == 2
+    submitting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await submitting
+    assert [stream.cancelled for stream in head.streams] == [True, True]
+    assert not head.active
