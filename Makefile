@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 demo: $(VENV)/.serve ## serve the embedded model, load it, simulate the same, compare
 	$(BIN)/squall demo
-	@echo "first: . $(BIN)/activate"
+	@echo "(before these: . $(BIN)/activate)"
 
 test: $(VENV)/.dev ## all tests; those that need the embedded model skip when it cannot be fetched
 	-$(BIN)/squall model pull smollm2
