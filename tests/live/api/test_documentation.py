@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
+from squall.config import load
 from squall.live.api.app import MAX_BODY_BYTES
 from squall.live.api.gate import OPEN_PATHS
 from squall.live.api.order import MAX_CHOICES
@@ -82,9 +82,7 @@ async def test_every_metric_of_the_page_is_exported_and_the_other_way_round(clie
     assert listed == exported
 
 
-@pytest.mark.parametrize("name", ["smollm2-135m-instruct"])
-def test_the_example_names_the_default_model(name: str) -> None:
-    from squall.config import Model
-
-    assert Model().name == name
-    assert f'model="{name}"' in PAGE
+def test_the_example_names_a_model_that_its_configuration_serves() -> None:
+    (example,) = re.findall(r"squall serve (examples/\S+\.toml)", PAGE)
+    served = load(Path(__file__).parents[3] / example).model.served_as
+    assert any(f'model="{name}"' in PAGE for name in served)
