@@ -28,7 +28,7 @@ from squall.live.api.metrics import build_metrics, build_registry
 from squall.live.api.service import Service
 from squall.live.frontend import Frontend
 
-MAX_BODY_BYTES = 32 << 20
+MAX_BODY_BYTES = 8 << 20
 """The largest request body that is read."""
 
 _log = logging.getLogger(__name__)
