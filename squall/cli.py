@@ -143,7 +143,7 @@ def serve(
         threading.Thread(target=_watch_parent, daemon=True).start()
     run(resolved, place, _say)
     with contextlib.suppress(OSError):
-        _end(place, f"squall simulate {config or 'CONFIG'}")
+        _end(place, *([] if config is None else [f"squall simulate {config}"]))
 
 
 @app.command()
@@ -343,7 +343,8 @@ def _end(wrote: Path, *commands: str) -> None:
 
 
 def _next(*commands: str) -> None:
-    typer.echo("next: " + "\n      ".join(commands))
+    if commands:
+        typer.echo("next: " + "\n      ".join(commands))
 
 
 def _fail(message: str) -> None:

@@ -54,10 +54,10 @@ def test_a_single_value_is_all_of_its_percentiles() -> None:
     assert one == Distribution(mean=7, p50=7, p90=7, p95=7, p99=7, max=7)
 
 
-def test_ten_million_gaps_are_counted_exactly() -> None:
+def test_two_million_gaps_are_counted_exactly() -> None:
     gaps = Gaps()
-    for i in range(10_000):
+    for i in range(2_000):
         gaps.add_run(3, 1000, 16 * (1 + i), 16)  # gaps of 1 + i + j nanoseconds, each seen by three requests
     sample = sample_of_gaps(gaps)
-    assert sample.weights.sum() == 30_000_000
-    assert sample.at([0, 0.5, 1]).tolist() == [1, 5500.0, 10_999]  # symmetric about its middle
+    assert sample.weights.sum() == 6_000_000
+    assert sample.at([0, 0.5, 1]).tolist() == [1, 1500.0, 2_999]  # symmetric about its middle
