@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
@@ -314,6 +315,13 @@ def warnings_of(record: ReplayRecord, requests: Sequence[OfferedRequest], prompt
             "The client (or its limit on requests in flight) did not keep up, and latencies include it"
         )
     completed = [row for row in record.requests if row.outcome is Outcome.COMPLETED]
+    failures = Counter(row.error for row in record.requests if row.outcome in (Outcome.FAILED, Outcome.REJECTED))
+    if failures:
+        reason, times = failures.most_common(1)[0]
+        warnings.append(
+            f"{failures.total()} of {len(requests)} requests were not served; latencies are of the others. "
+            f"Most often ({times}): {reason}"
+        )
     if record.early_stops:
         warnings.append(
             f"{record.early_stops} of {len(completed)} completed requests stopped early: the server ignores ignore_eos"

@@ -342,6 +342,7 @@ async def test_every_failure_is_written_down_with_its_reason_and_nothing_is_retr
         (Outcome.FAILED, "200 a chunk is not what OpenAI's look like: Expected `object`, got `array`"),
         (Outcome.FAILED, "the stream held no token"),
     ]
+    assert "10 of 10 requests were not served; latencies are of the others. Most often (1): 429 full" in notes(record)
     assert len(server.asked) == 10
     assert [row.num_output_tokens for row in record.requests][3:6] == [1, 1, 1]
 
