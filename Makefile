@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check lint types imports bench smoke docs proto clean
+.PHONY: demo test check lint types imports bench smoke docs proto fast plain clean
 
 demo: $(VENV)/.serve ## serve the embedded model, load it, simulate the same, compare
 	$(BIN)/squall demo
@@ -38,6 +38,12 @@ docs: $(VENV)/.dev ## the pages that are made from the code
 proto: $(VENV)-proto/.ready ## the messages between head and workers, from squall.proto
 	$(VENV)-proto/bin/python -m grpc_tools.protoc -Isquall/live/rpc/generated=squall/live/rpc --python_out=. --pyi_out=. squall/live/rpc/generated/squall.proto
 
+fast: $(VENV)/.dev ## the simulator's hot modules as extension modules: twice as fast; again after a change to them
+	$(BIN)/python tools/compile.py
+
+plain: ## without them
+	$(PYTHON) tools/compile.py --remove
+
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("squall needs Python 3.11 or newer; say make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
@@ -55,5 +61,5 @@ $(VENV)-proto/.ready: Makefile # the oldest compiler whose messages every protob
 	$(VENV)-proto/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.62.3 'setuptools<80'
 	touch $@
 
-clean:
+clean: plain
 	rm -rf $(VENV) $(VENV)-proto .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

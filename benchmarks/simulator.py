@@ -23,6 +23,7 @@ from squall.perf.build import latency_model, num_blocks
 from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import resolve_gpu
 from squall.policies.batching import Batching, Vllm
+from squall.sim import driver
 from squall.sim.run import simulate
 from squall.workload.build import build
 from squall.workload.spec import LogNormalLength, OfferedRequest, PoissonArrivals, SyntheticWorkload, TraceWorkload, Workload
@@ -61,6 +62,10 @@ def play(config: Config, requests: list[OfferedRequest]) -> tuple[RunRecord, flo
     return record, time.process_time() - began
 
 
+def is_compiled() -> bool:
+    return Path(driver.__file__).suffix != ".py"
+
+
 def measure(name: str, config: Config, repeats: int) -> None:
     assert config.workload is not None
     requests = build(config.workload, 0, ROOT)
@@ -95,7 +100,8 @@ def main() -> None:
     smoke = "--smoke" in sys.argv
     small, large, repeats = (64, 320, 1) if smoke else (512, 20_000, 5)
     readme = case(small, 1, 6.45, Vllm())
-    print(f"lengths: {TRACE.name if TRACE.is_file() else 'log-normal (no trace beside the checkout)'}")
+    lengths = TRACE.name if TRACE.is_file() else "log-normal (no trace beside the checkout)"
+    print(f"lengths: {lengths}; squall is {'compiled' if is_compiled() else 'plain Python (make fast compiles it)'}")
     columns = ("case", "requests", "CPU s", "requests/s", "steps", "events/req", "preemptions")
     print("{:44} {:>9} {:>9} {:>11} {:>11} {:>10} {:>11}".format(*columns))
     measure("Llama-3-8B, one A100, 6.45/s", readme, repeats * (1 if smoke else 5))

@@ -42,7 +42,7 @@ class BlockPool:
     def take(self, count: int) -> None:
         """Make `count` blocks private: free ones first, then evicted ones. There must be as many available."""
         self.num_available -= count
-        for _ in range(len(self.idle) - self.num_available):
+        while len(self.idle) > self.num_available:
             evicted, _ = self.idle.popitem(last=False)
             del self._uses[evicted]
 

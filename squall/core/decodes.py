@@ -4,14 +4,14 @@ Knows sums over the group and the step counter; a request is touched only when i
 long a request decodes, nor whether there are blocks for it.
 """
 
-from msgspec import Struct
+from typing import Final
 
 from squall.core.types import FOREVER, BlockHash, Request
 
-NEVER = -1
+NEVER: Final = -1
 
 
-class Work(Struct, gc=False, eq=False):
+class Work:
     """One request's progress at a replica.
 
     Attributes:
@@ -24,14 +24,19 @@ class Work(Struct, gc=False, eq=False):
         joined: the group's step at which it began to decode, or NEVER.
     """
 
-    request: Request
-    hashes: tuple[BlockHash, ...]
-    target: int
-    generated: int
-    computed: int = 0
-    blocks: int = 0
-    shared: tuple[BlockHash, ...] = ()
-    joined: int = NEVER
+    __slots__ = ("blocks", "computed", "generated", "hashes", "joined", "request", "shared", "target")
+
+    def __init__(
+        self, request: Request, hashes: tuple[BlockHash, ...], target: int, generated: int, computed: int = 0, blocks: int = 0
+    ) -> None:
+        self.request = request
+        self.hashes = hashes
+        self.target = target
+        self.generated = generated
+        self.computed = computed
+        self.blocks = blocks
+        self.shared: tuple[BlockHash, ...] = ()
+        self.joined = NEVER
 
 
 class DecodeGroup:
@@ -74,10 +79,8 @@ class DecodeGroup:
 
     def advance(self, steps: int) -> int:
         """Do so many steps; returns the blocks that they took."""
-        taken = 0
-        if self.size:
-            taken = self.blocks(steps) if steps > 1 else self._growth[self.step % self._block_size]
-            self.context += self.size * steps
+        taken = self.blocks(steps) if steps > 1 else self._growth[self.step % self._block_size]
+        self.context += self.size * steps
         self.step += steps
         return taken
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from array import array
 from enum import Enum
+from typing import Final
 
 from msgspec import Struct, field
 
 from squall.core.types import Nanos, ReplicaId, RequestId
 
-UNSET: Nanos = -1
+UNSET: Final = -1
 """An instant that has not come."""
 
 

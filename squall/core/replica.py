@@ -255,16 +255,19 @@ class Replica:
         """The plan's prefill, as the run's batch."""
         chunks: list[Chunk] = []
         batch = self._batch
+        taken = self.decodes.next_blocks()
         for work, tokens in zip(self.prefilling, plan.chunks, strict=False):
             if tokens:
                 batch.append((work, tokens))
                 chunks.append(Chunk(work.request.id, work.computed, tokens, 0, work.computed + tokens == work.target))
+                taken += self._new_blocks(work, tokens)
         for tokens in plan.admit:
             work = self.waiting.popleft()
             cached = self._admit(work)
             batch.append((work, tokens))
             chunks.append(Chunk(work.request.id, cached, tokens, cached, cached + tokens == work.target))
-        if self._need(1) > self.pool.num_available:
+            taken += self._new_blocks(work, tokens)
+        if taken > self.pool.num_available:
             raise ValueError(f"{type(self.policy).__name__} admitted more than the {self.free_blocks} free blocks can hold")
         return tuple(chunks)
 

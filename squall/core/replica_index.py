@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush
 from typing import NoReturn
 
 from squall.core.fleet_view import ChoosePolicy, RankPolicy, ReplicaView
@@ -49,25 +49,32 @@ class Backend:
 
 
 class Ranked:
-    """A heap over the ranks that a policy gives. An entry is stale when its replica's rank has changed since; it is skipped."""
+    """A heap over the ranks that a policy gives. An entry is stale when its replica's rank has changed since; it is skipped.
 
-    __slots__ = ("_heap", "_rank", "replicas")
+    The policy is asked when a replica is wanted, and of those only that have changed since the last time.
+    """
+
+    __slots__ = ("_changed", "_heap", "_rank", "replicas")
 
     def __init__(self, rank: Callable[[ReplicaView], float | None]) -> None:
         self.replicas: list[Backend] = []  # in ascending id
         self._rank = rank
         self._heap: list[tuple[float, ReplicaId, Backend]] = []
+        self._changed: set[Backend] = set()
 
     def add(self, backend: Backend) -> None:
         insort(self.replicas, backend, key=_id)
-        backend.rank = self._rank(backend)
-        self._rebuild()
+        self._changed.add(backend)
 
     def remove(self, backend: Backend) -> None:
         self.replicas.remove(backend)
+        self._changed.discard(backend)
+        backend.rank = None
         self._rebuild()
 
     def pick(self, _request: Request | None = None) -> Backend | None:
+        if self._changed:
+            self._rank_changed()
         heap = self._heap
         while heap:
             rank, _, backend = heap[0]
@@ -76,33 +83,30 @@ class Ranked:
             heappop(heap)
         return None
 
-    def pick_among(self, _request: Request, some: Sequence[Backend]) -> Backend | None:
+    def pick_among(self, _request: Request | None, some: Sequence[Backend]) -> Backend | None:
         """As `pick`, of these only; O(R), for the rare request that not every replica may get."""
+        self._rank_changed()
         ranked = [(backend.rank, backend.replica, backend) for backend in some if backend.rank is not None]
         return min(ranked)[2] if ranked else None
 
     def sent(self, _request: Request, backend: Backend) -> None:
         """`backend` got the request."""
-        heap = self._heap
-        if not heap or heap[0][2] is not backend:
-            self.changed(backend)
-            return
-        rank = backend.rank = self._rank(backend)
-        if rank is None:
-            heappop(heap)
-        else:
-            heapreplace(heap, (rank, backend.replica, backend))
+        self._changed.add(backend)
 
     def changed(self, backend: Backend) -> None:
         """What `backend` has changed."""
-        rank = self._rank(backend)
-        if rank == backend.rank:
-            return
-        backend.rank = rank
-        if rank is not None:
-            heappush(self._heap, (rank, backend.replica, backend))
-            if len(self._heap) > 64 + 8 * len(self.replicas):
-                self._rebuild()
+        self._changed.add(backend)
+
+    def _rank_changed(self) -> None:
+        for backend in self._changed:
+            rank = self._rank(backend)
+            if rank != backend.rank:
+                backend.rank = rank
+                if rank is not None:
+                    heappush(self._heap, (rank, backend.replica, backend))
+        self._changed.clear()
+        if len(self._heap) > 64 + 8 * len(self.replicas):
+            self._rebuild()
 
     def _rebuild(self) -> None:
         self._heap = [(backend.rank, backend.replica, backend) for backend in self.replicas if backend.rank is not None]
@@ -122,8 +126,7 @@ class Among:
 
     @property
     def lowest(self) -> Backend | None:
-        ranked = [(backend.rank, backend.replica) for backend in self.replicas if backend.rank is not None]
-        return self._by_id[min(ranked)[1]] if ranked else None
+        return self._all.lowest_among(self.replicas)
 
     def get(self, replica: ReplicaId) -> Backend | None:
         return self._by_id.get(replica)
@@ -151,6 +154,9 @@ class Chosen:
     @property
     def lowest(self) -> Backend | None:
         return None if self._ranked is None else self._ranked.pick()
+
+    def lowest_among(self, some: Sequence[Backend]) -> Backend | None:
+        return None if self._ranked is None else self._ranked.pick_among(None, some)
 
     def get(self, replica: ReplicaId) -> Backend | None:
         return self._by_id.get(replica)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from msgspec import Struct
-
 from squall.core.actions import AnyAction, Reply, Send
 from squall.core.events import (
     AnyEvent,
@@ -34,8 +32,10 @@ RATE_WINDOW: Nanos = 10 * SECOND
 UNKNOWN_WAIT_S = 5.0
 MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0
 
+QUEUED, PREEMPTED = RequestPhase.QUEUED, RequestPhase.PREEMPTED  # a member looked up in its class takes as long as a call
 
-class Entry(Struct, gc=False):
+
+class Entry:
     """An unfinished request.
 
     Attributes:
@@ -45,12 +45,15 @@ class Entry(Struct, gc=False):
         lost_by: replicas that died with it.
     """
 
-    request: Request
-    num_tokens: int
-    phase: RequestPhase = RequestPhase.QUEUED
-    backend: Backend | None = None
-    started: bool = False
-    lost_by: tuple[ReplicaId, ...] = ()
+    __slots__ = ("backend", "lost_by", "num_tokens", "phase", "request", "started")
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.num_tokens = request.num_prompt_tokens + request.max_output_tokens
+        self.phase = QUEUED
+        self.backend: Backend | None = None
+        self.started = False
+        self.lost_by: tuple[ReplicaId, ...] = ()
 
 
 class Router:
@@ -133,7 +136,7 @@ class Router:
             raise IllegalTransition(f"request {request.id} arrived twice: it is {self._entries[request.id].phase}")
         if self._draining:
             return [_reply(request, Rejection.DRAINING, "the service is shutting down", UNKNOWN_WAIT_S)]
-        entry = Entry(request, request.num_prompt_tokens + request.max_output_tokens)
+        entry = Entry(request)
         if entry.num_tokens > self._largest and self._index.replicas:
             return [self._too_large(entry)]
         if not self._queue:
@@ -188,9 +191,9 @@ class Router:
             raise IllegalTransition(f"replica {backend.replica} says {happening!r} of request {request}, which is {before}")
         if before is not after:
             entry.phase = after
-            if before is RequestPhase.PREEMPTED:
+            if before is PREEMPTED:
                 backend.num_preempted -= 1
-            elif after is RequestPhase.PREEMPTED:
+            elif after is PREEMPTED:
                 backend.num_preempted += 1
         return entry
 

@@ -1,6 +1,7 @@
 """The words that events, actions and machines share. Knows no behaviour."""
 
 from enum import Enum
+from typing import Final
 
 from msgspec import Struct
 
@@ -15,13 +16,13 @@ BlockHash = int
 
 MachineId = int
 """Where a message goes: a replica (0, 1, ...) or one of the two below."""
-ROUTER: MachineId = -1
-CONTROLLER: MachineId = -2
+ROUTER: Final = -1
+CONTROLLER: Final = -2
 
-MICROSECOND: Nanos = 1_000
-MILLISECOND: Nanos = 1_000_000
-SECOND: Nanos = 1_000_000_000
-FOREVER = 1 << 60
+MICROSECOND: Final = 1_000
+MILLISECOND: Final = 1_000_000
+SECOND: Final = 1_000_000_000
+FOREVER: Final = 1 << 60
 """Longer than any run: a plan without an end of its own."""
 
 

@@ -40,7 +40,7 @@ class Work(Protocol):
 
 
 def _units(seconds: float) -> int:
-    return round(seconds * UNITS_PER_SECOND)
+    return int(seconds * UNITS_PER_SECOND + 0.5)
 
 
 class StepPrices:
@@ -49,9 +49,8 @@ class StepPrices:
     def __init__(self, source: str, work: Work) -> None:
         self.source = source
         self._context = _units(work.context_s())
-        self._tokens: Callable[[int], int] = cache(
-            lambda tokens: max(UNITS_PER_NANO, _units(work.step_s() + work.tokens_s(tokens)))
-        )
+        step = work.step_s()
+        self._tokens: Callable[[int], int] = cache(lambda tokens: max(UNITS_PER_NANO, _units(step + work.tokens_s(tokens))))
         self._logits: Callable[[int], int] = cache(lambda rows: _units(work.logits_s(rows)) if rows else 0)
         self._decodes: Callable[[int], int] = cache(lambda decodes: self._tokens(decodes) + self._logits(decodes))
         self._chunk: Callable[[int], tuple[int, int]] = cache(lambda tokens: _pair(work.chunk_s(tokens)))

@@ -6,6 +6,7 @@ kernels on A100, H100 and H200, and for latencies that no kernel shows alone the
 models on H100 and B200. A GPU that is not among them is taken to behave alike; an RTX 4090 was measured up to a third faster.
 """
 
+from collections.abc import Sequence
 from math import hypot
 
 from msgspec import Struct
@@ -82,9 +83,16 @@ class Gemm(Struct, frozen=True):
     weights: float
     traffic: float
 
-    def seconds(self, tokens: int) -> float:
-        """Arithmetic and traffic overlap, but not fully: measured times lie near the root of the sum of squares."""
-        return hypot(self.arithmetic * tokens, self.weights + self.traffic * tokens)
+
+def seconds(gemms: Sequence[Gemm], tokens: int) -> float:
+    """One product after the other.
+
+    Arithmetic and traffic of each overlap, but not fully: measured times lie near the root of the sum of squares.
+    """
+    total = 0.0
+    for gemm in gemms:
+        total += hypot(gemm.arithmetic * tokens, gemm.weights + gemm.traffic * tokens)
+    return total
 
 
 class Roofline:
@@ -121,8 +129,10 @@ class Roofline:
         self.efficiency = efficiency or (CPU_EFFICIENCY if gpu.kind == "cpu" else GPU_EFFICIENCY)
         self.overhead_s = self.efficiency.step_s if overhead_s is None else overhead_s
         self.source = f"roofline ({model.name} on {tp} x {gpu.name}, {self.weight_dtype})"
+        self._num_layers = model.num_layers
         self._layer = [self._gemm(rows, columns, self.weight_dtype) for rows, columns in self._layer_matrices()]
-        self._head = self._gemm(model.hidden_size, model.vocab_size / tp, self.dtype)
+        self._head = [self._gemm(model.hidden_size, model.vocab_size / tp, self.dtype)]
+        self._wait_s = self._rendezvous_s()
         self._token_s = self._elementwise_s() + 2 * self._transfer_s(model.hidden_size)
         self._context_s = self._cache_read_s()
         self._pair_s = self._attention_s()
@@ -135,19 +145,16 @@ class Roofline:
     # -- the times of `prices.Work`
 
     def step_s(self) -> float:
-        return self.overhead_s + self.model.num_layers * KERNELS_PER_LAYER * self.efficiency.kernel_s
+        return self.overhead_s + self._num_layers * KERNELS_PER_LAYER * self.efficiency.kernel_s
 
     def tokens_s(self, tokens: int) -> float:
         """Every layer: its matrices, its element-wise kernels and two all-reduces."""
-        layer = tokens * self._token_s + 2 * self._rendezvous_s()
-        for gemm in self._layer:
-            layer += gemm.seconds(tokens)
-        return self.model.num_layers * layer
+        return self._num_layers * (seconds(self._layer, tokens) + tokens * self._token_s + 2 * self._wait_s)
 
     def logits_s(self, rows: int) -> float:
         """The head, gathering its shares of the vocabulary, and sampling."""
-        gather = self._rendezvous_s() + rows * self._transfer_s(self.model.vocab_size) / 2
-        return self._head.seconds(rows) + gather + rows * self.efficiency.row_s
+        gather = self._wait_s + rows * self._transfer_s(self.model.vocab_size) / 2
+        return seconds(self._head, rows) + gather + rows * self.efficiency.row_s
 
     def context_s(self) -> float:
         return self._context_s
@@ -191,7 +198,7 @@ class Roofline:
 
     def _attention_s(self) -> float:
         """Arithmetic for one pair of tokens, all layers: a product of query and key, and one of weight and value."""
-        flops = 4 * self.model.num_layers * self.model.q_size / self.tp
+        flops = 4 * self._num_layers * self.model.q_size / self.tp
         return flops / (self._peak(self.dtype) * self.efficiency.prefill_attention)
 
     def _elementwise_s(self) -> float:

@@ -5,10 +5,8 @@ Decides the order of events and nothing else. Knows no policy, no block and no p
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import IntEnum
 from heapq import heappop, heappush
-
-from msgspec import Struct
+from typing import Final, NamedTuple
 
 from squall.core.actions import (
     AnyAction,
@@ -32,19 +30,14 @@ EventLog = Callable[[Nanos, MachineId, AnyEvent, Sequence[AnyAction]], None]
 """Called after every event with what it led to, before the actions are performed."""
 
 
-class Priority(IntEnum):
-    """The order within an instant. Ties are decided here: by priority, then by machine, then first come, first served."""
-
-    END = 0  # of steps and of the controller's actions
-    MESSAGE = 1  # between machines; these wait in a queue of their own, in the order in which they were sent
-    ARRIVAL = 2  # of requests and cancellations, in the order given
-    WAKE = 3
+# The order within an instant. Ties are decided here: by priority, then by machine, then first come, first served.
+END: Final = 0  # of steps and of the controller's actions
+MESSAGE: Final = 1  # between machines; these wait in a queue of their own, in the order in which they were sent
+ARRIVAL: Final = 2  # of requests and cancellations, in the order given
+WAKE: Final = 3
 
 
-END, MESSAGE, ARRIVAL, WAKE = Priority  # a member looked up in its class takes as long as a call
-
-
-class Delays(Struct, frozen=True):
+class Delays(NamedTuple):
     """How long the controller's actions take, in nanoseconds. By default the fleet is up at the instant it is wanted."""
 
     start: Nanos = 0
@@ -84,7 +77,7 @@ class Driver:
         self._delays = delays
         self._log = log
         self._engines = {replica: Engine(world, replica) for replica in pools}
-        self._heap: list[tuple[Nanos, Priority, MachineId, int, AnyEvent | None]] = []
+        self._heap: list[tuple[Nanos, int, MachineId, int, AnyEvent | None]] = []
         self._messages: deque[tuple[MachineId, AnyEvent]] = deque()
         self._wakes: dict[MachineId, Nanos] = {}
         self._sequence = 0
@@ -123,12 +116,12 @@ class Driver:
         now = self.now
         event: AnyEvent | None
         while True:
-            if messages and not (heap and heap[0][0] == now and heap[0][1] is END):
+            if messages and not (heap and heap[0][0] == now and heap[0][1] == END):
                 id, event = messages.popleft()
             elif heap and heap[0] < until:
                 at, priority, id, _, event = heappop(heap)
                 if event is None:
-                    event = engines[id].end(at) if priority is END else self._wake(id, at)
+                    event = engines[id].end(at) if priority == END else self._wake(id, at)
                     if event is None:
                         continue
                 now = at

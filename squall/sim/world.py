@@ -12,7 +12,8 @@ from squall.core.actions import Chunk, RunSteps
 from squall.core.events import Rejection, StepsDone
 from squall.core.metrics import UNSET, Gaps, Outcome, RequestRow, RunRecord
 from squall.core.types import FOREVER, Nanos, ReplicaId, RequestId, RunId
-from squall.perf.latency import UNITS_PER_NANO, LatencyModel, Progression, steps_until, total
+from squall.perf.latency import UNITS_PER_NANO, LatencyModel, Progression
+from squall.perf.progressions import steps_until, total
 from squall.workload.spec import OfferedRequest
 
 UNFINISHED, COMPLETED = Outcome.UNFINISHED, Outcome.COMPLETED  # a member looked up in its class takes as long as a call

@@ -21,7 +21,8 @@ from squall.core.events import (
     Submitted,
     Woke,
 )
-from squall.core.fleet_view import RankPolicy, ReplicaView, RoutePolicy, RouteView
+from squall.core.fleet_view import ReplicaView, RoutePolicy, RouteView
+from squall.core.replica_index import Ranked
 from squall.core.router import Router
 from squall.core.types import CONTROLLER, SECOND, ReplicaId, Request, RequestId
 from squall.errors import ConfigError, IllegalTransition
@@ -447,9 +448,9 @@ class Fleet:
             assert 0 <= backend.num_preempted <= backend.num_running
             if not at:
                 assert backend.num_tokens == 0
-        for backend in self.router._index.replicas:
-            if isinstance(self.policy, RankPolicy):
-                assert backend.rank == self.policy.rank(backend)
+        index = self.router._index if isinstance(self.router._index, Ranked) else self.router._index._ranked
+        if index is not None:
+            assert all(backend.rank == index._rank(backend) for backend in index.replicas if backend not in index._changed)
         if self.router.num_queued and self.up and not isinstance(self.policy, Pull | RoundRobin | LeastKv):
             raise AssertionError("a request waits though replicas are up")
 

@@ -169,7 +169,8 @@ def test_a_request_costs_the_same_work_in_a_fleet_of_a_thousand(policy: RoutePol
             return policy.choose(request, view)  # type: ignore[union-attr, arg-type]
 
     r = router(Counting(), replicas=1000)
-    before = looks
+    tell(r, arrival(300, 256))
+    before = looks  # a fleet that has just come up is ranked for its first request
     for id in range(300):
         [(_, replica)] = tell(r, arrival(id, 256, session=id % 20, hashes=family(id % 20, 16)))
         if id % 2:

@@ -3,7 +3,8 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squall.perf.latency import Progression, steps_until, total
+from squall.perf.latency import Progression
+from squall.perf.progressions import steps_until, total
 
 progressions = st.builds(
     Progression,

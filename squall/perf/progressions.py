@@ -1,0 +1,56 @@
+"""Sums over a `Progression`: how long its first steps last together, and which step is on at an instant. Exact, in closed form.
+
+Knows no model, no batch and no clock.
+"""
+
+from itertools import accumulate
+from math import isqrt
+
+from squall.core.types import Nanos
+from squall.perf.latency import UNITS_PER_NANO, Progression
+
+_LOST = tuple(
+    tuple(
+        (0, *accumulate((first + j * increment) % UNITS_PER_NANO for j in range(UNITS_PER_NANO)))
+        for increment in range(UNITS_PER_NANO)
+    )
+    for first in range(UNITS_PER_NANO)
+)
+"""What rounding down takes from the first 0 to 16 steps, by first and increment modulo 16; it repeats every 16 steps."""
+
+
+def total(progression: Progression, count: int) -> Nanos:
+    """How long the first `count` steps last together: exactly the sum of the single, rounded steps."""
+    first = progression.first
+    increment = progression.increment
+    if not increment:
+        return count * (first >> 4)
+    lost = _LOST[first & 15][increment & 15]
+    exact = count * first + increment * (count * (count - 1) >> 1) - lost[count & 15]
+    return (exact if count < UNITS_PER_NANO else exact - (count >> 4) * lost[UNITS_PER_NANO]) >> 4
+
+
+def steps_until(progression: Progression, elapsed: Nanos) -> int:
+    """The first step, counted from 1, that ends strictly after `elapsed`; at most `count`."""
+    # Without rounding, j steps last (increment * j^2 + (2 * first - increment) * j) / 32; rounding takes less than 1 ns a step.
+    high = progression.count
+    first = progression.first
+    increment = progression.increment
+    if increment:
+        b = 2 * first - increment
+        low = (isqrt(b * b + 128 * increment * elapsed) - b) // (2 * increment)
+    else:
+        low = elapsed // (first >> 4)
+    if low >= high:
+        low = high - 1
+    while low and total(progression, low) > elapsed:
+        low -= 1
+    if low + 1 == high or total(progression, low + 1) > elapsed:
+        return low + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if total(progression, middle) > elapsed:
+            high = middle
+        else:
+            low = middle
+    return high
