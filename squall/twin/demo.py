@@ -91,15 +91,20 @@ def _bursts(load: float, seconds: float) -> list[str]:
 
 
 def _as_busy_as_fits(measured: Path, port: int, seconds: float, say: Say) -> Config:
-    """The highest load at which this machine should be busy and not drown: nine of ten first tokens come in time."""
+    """The highest load at which this machine should be busy and not drown: nine of ten first tokens come in time.
+
+    The lowest of all where none is low enough.
+    """
     latency = ["latency.kind=profile", f"latency.path={json.dumps(str(measured))}", f"serve.port={port}"]
     for load in LOADS:
         config = configuration.load(None, [*SETTINGS, *latency, *_bursts(load, seconds)])
         expected = summarise(rehearse(config), config.slo, None)
         if expected.ttft_s is not None and config.slo.ttft_s is not None and expected.ttft_s.p90 <= config.slo.ttft_s:
+            verdict = "this machine can take"
             break
-    bursts = f"{2.5 * load:g} a second in bursts"
-    say(f"     simulated: this machine can take {expected.requests} requests in {seconds:.0f} s, {bursts}")
+    else:
+        verdict = "this machine is too busy or too slow to answer in time even"
+    say(f"     simulated: {verdict} {expected.requests} requests in {seconds:.0f} s, {2.5 * load:g} a second in bursts")
     return config
 
 
