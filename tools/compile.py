@@ -49,7 +49,7 @@ def main() -> int:
     missing = what_is_missing()
     if missing:
         print(f"not compiled, and everything works without: {missing}", file=sys.stderr)
-        return 1
+        return 0
     with TemporaryDirectory() as folder:
         command = [sys.executable, "-c", BUILD, GROUP, folder, *(f"{module}.py" for module in HOT)]
         done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)

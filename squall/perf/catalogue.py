@@ -4,6 +4,7 @@ Each row restates the config.json that its publisher put on the Hugging Face hub
 """
 
 import difflib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -91,21 +92,21 @@ def _config(row: str) -> tuple[str, dict[str, Any]]:
     return name, config | {"model_type": family, "tie_word_embeddings": tied == "tied", "sliding_window": _WINDOWS.get(name)}
 
 
-def _models() -> dict[str, ModelSpec]:
-    configs = dict(map(_config, _SIZES.strip().splitlines())) | MIXED
-    return {name: spec_from_config(config, place=f"the catalogue's {name}", name=name) for name, config in configs.items()}
-
-
-MODELS: dict[str, ModelSpec] = _models()
+CONFIGS: dict[str, dict[str, Any]] = dict(map(_config, _SIZES.strip().splitlines())) | MIXED
 """By the name on the hub."""
+
+
+@cache  # a command wants one model, and reading all takes as long as a short simulation
+def _model(name: str) -> ModelSpec:
+    return spec_from_config(CONFIGS[name], place=f"the catalogue's {name}", name=name)
 
 
 def _known_as() -> dict[str, str]:
     """Every spelling in lower case: the hub name, its last part, that without "-instruct" where the base model has no row."""
-    known = {name.lower(): name for name in MODELS}
-    for name in MODELS:
+    known = {name.lower(): name for name in CONFIGS}
+    for name in CONFIGS:
         known.setdefault(name.lower().rpartition("/")[2], name)
-    for name in MODELS:
+    for name in CONFIGS:
         if not name.lower().endswith("-instruct"):
             known.setdefault(f"{name.lower()}-instruct", name)
             known.setdefault(f"{name.lower().rpartition('/')[2]}-instruct", name)
@@ -125,7 +126,7 @@ def resolve_model(name: str) -> ModelSpec:
         return read_model(path)
     known = KNOWN_AS.get(name.lower())
     if known is not None:
-        return MODELS[known]
+        return _model(known)
     if path.is_dir():
         return read_model(path)
     close = difflib.get_close_matches(name.lower(), KNOWN_AS, n=3, cutoff=0.5)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from squall.errors import ConfigError, ModelError
-from squall.perf.catalogue import KNOWN_AS, MODELS, resolve_model
+from squall.perf.catalogue import CONFIGS, KNOWN_AS, resolve_model
 from squall.perf.model import read_model, spec_from_config
 
 LLAMA: dict[str, Any] = {
@@ -121,7 +121,7 @@ def test_the_models_of_the_papers_have_the_sizes_that_their_names_promise() -> N
 
 
 def test_every_spelling_in_the_catalogue_leads_to_a_model() -> None:
-    assert set(KNOWN_AS.values()) == set(MODELS)
+    assert set(KNOWN_AS.values()) == set(CONFIGS)
     assert (
         resolve_model("SmolLM2-135M-Instruct") is resolve_model("HuggingFaceTB/SmolLM2-135M-Instruct") is resolve_model("smollm2")
     )

@@ -1,13 +1,13 @@
 import pytest
 
 from squall.errors import ConfigError, ModelError
-from squall.perf.catalogue import MODELS, resolve_model
+from squall.perf.catalogue import CONFIGS, resolve_model
 from squall.perf.spec import ModelSpec
 
 MIXTRAL, DEEPSEEK, LLAMA = resolve_model("mixtral-8x7b"), resolve_model("deepseek-v3"), resolve_model("llama-3-70b")
 
 
-@pytest.mark.parametrize("spec", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("spec", [resolve_model(name) for name in CONFIGS], ids=CONFIGS)
 @pytest.mark.parametrize("pp", [1, 2, 3, 7])
 def test_stages_hold_every_layer_once_and_are_nearly_even(spec: ModelSpec, pp: int) -> None:
     counts = [sum(group.count for group in stage) for stage in spec.stages(pp)]
