@@ -92,7 +92,9 @@ class BookkeepingEngine:
             sequence.blocks.append(block)
 
     def share(self, sequence: Sequence_, chunk: Chunk) -> None:
-        for block, hash in zip(sequence.blocks[: sequence.tokens // SIZE], sequence.hashes, strict=False):
+        """Of the blocks that this step completed. One whose hash was held then stays private, also when that one is evicted."""
+        completed = slice((sequence.tokens - chunk.num_tokens) // SIZE, sequence.tokens // SIZE)
+        for block, hash in zip(sequence.blocks[completed], sequence.hashes[completed], strict=False):
             self.cached.setdefault(hash, block)
         sequence.decodes = chunk.last
 
