@@ -11,6 +11,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -148,13 +149,24 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     Raises:
         ConfigError: the file cannot be read or is not TOML, a key does not exist, or a value does not fit.
     """
-    tree = _read(path) if path is not None else {}
     where = str(path) if path is not None else "configuration"
+    tree = _read(path) if path is not None else {}
     _make_paths_absolute(tree, Path(path).resolve().parent if path is not None else Path.cwd())
+    if not overrides:
+        return _as_config(where, tree)
+    alone = deepcopy(tree)
     for override in overrides:
         patch = _override(override)
         _make_paths_absolute(patch, Path.cwd())
         _merge(tree, patch)
+    try:
+        return _as_config("--set", tree)
+    except ConfigError:
+        _as_config(where, alone)  # the file's own mistake comes first
+        raise
+
+
+def _as_config(where: str, tree: dict[str, Any]) -> Config:
     own = {name: tree.pop(name) for name in POLICY_TABLES if ":" in str(_kind(tree.get(name)))}
     _refuse_strange_values(where, tree)
     try:

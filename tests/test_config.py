@@ -167,6 +167,15 @@ def test_an_override_without_a_key_or_a_value_says_what_one_looks_like(override:
         load(None, [override])
 
 
+def test_a_mistake_is_blamed_on_the_override_or_on_the_file_that_made_it(tmp_path: Path) -> None:
+    good, bad = write(tmp_path, SYNTHETIC), tmp_path / "bad.toml"
+    bad.write_text("[fleet]\nreplicas = 0")
+    with pytest.raises(ConfigError, match=r"^--set: \[fleet\] has no key 'replcas'"):
+        load(good, ["fleet.replcas=2"])
+    with pytest.raises(ConfigError, match=r"bad\.toml: fleet\.replicas = 0"):
+        load(bad, ["model.name=llama-3-8b"])
+
+
 def structs_below(annotation: Any) -> set[Any]:
     """All Struct types that the configuration can contain."""
     if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
