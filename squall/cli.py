@@ -104,14 +104,20 @@ def squall_(
 
 
 @app.command()
-def simulate(config: NeededFile, settings: Settings = None, out: Out = None) -> None:
+def simulate(
+    config: NeededFile,
+    settings: Settings = None,
+    events: Annotated[bool, typer.Option("--events", help="Also write the event log, which can be replayed.")] = False,
+    out: Out = None,
+) -> None:
     """Run a fleet on a virtual clock."""
     from squall.report.run import place_for, write_run
-    from squall.twin.rehearse import rehearse, usd_per_gpu_hour
+    from squall.twin.rehearse import rehearse, rehearse_with_events, usd_per_gpu_hour
 
     resolved = _load(config, settings, out)
     place = place_for("simulate", resolved.run.out)
-    _tell(write_run(place, rehearse(resolved), resolved, usd_per_gpu_hour(resolved)))
+    record, log = rehearse_with_events(resolved) if events else (rehearse(resolved), None)
+    _tell(write_run(place, record, resolved, usd_per_gpu_hour(resolved), log))
     _end(place, f"squall report {place}", f"squall compare {place} OTHER_RUN")
 
 

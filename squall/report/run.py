@@ -4,6 +4,7 @@
     requests.parquet  one row a request; instants in nanoseconds from the start of the run, null where they never came
     gaps.parquet      the gaps between tokens, run-length coded as in `core.metrics.Gaps`
     summary.json      the numbers of docs/metrics.md
+    events.jsonl.zst  the event log, on demand (`squall serve` writes it too)
     report.html       on demand
 
 A directory is written beside its place and then renamed: it is there in full or not at all, and never replaces another.
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import polars
 
 CONFIG, REQUESTS, GAPS, SUMMARY, REPORT = "config.toml", "requests.parquet", "gaps.parquet", "summary.json", "report.html"
+EVENTS = "events.jsonl.zst"
 _INSTANTS = tuple(name for name in RequestRow.__struct_fields__ if name.endswith("_at"))
 
 
@@ -75,8 +77,10 @@ def place_for(command: str, out: str | None) -> Path:
     return path
 
 
-def write_run(path: Path, record: RunRecord, config: Config, usd_per_gpu_hour: float | None) -> Summary:
-    """Write the run directory at `path`, which must not exist, and return its summary.
+def write_run(
+    path: Path, record: RunRecord, config: Config, usd_per_gpu_hour: float | None, events: bytes | None = None
+) -> Summary:
+    """Write the run directory at `path`, which must not exist, and return its summary. `events`: a whole event log.
 
     Raises:
         SquallError: `path` exists, or the disk is full or not writable; nothing is left behind then.
@@ -88,6 +92,8 @@ def write_run(path: Path, record: RunRecord, config: Config, usd_per_gpu_hour: f
         GAPS: _gaps_parquet(record.gaps),
         SUMMARY: msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n",
     }
+    if events is not None:
+        files[EVENTS] = events
     _write_together(path, files)
     return summary
 

@@ -6,7 +6,7 @@ Knows how the parts fit together and nothing of how they work. Reads and writes 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
 
 from squall.config import Config
@@ -33,6 +33,7 @@ def simulate(
     delays: Delays = Delays(),  # noqa: B008 - frozen
     max_steps: int = FOREVER,
     log: EventLog | None = None,
+    created: Callable[[Nanos, MachineId, Machine], None] | None = None,
 ) -> RunRecord:
     """Serve `requests` with the fleet of `config` until nothing is left to happen.
 
@@ -45,6 +46,7 @@ def simulate(
         delays: of starting, loading, warming and stopping a replica; the fleet is up at 0 by default.
         max_steps: the longest run of steps; 1 is the oracle to which any other must be equal.
         log: called after every event.
+        created: called with every machine, before its first event.
     """
     began = time.perf_counter()
     world = World(requests, latency, max_steps)
@@ -54,6 +56,9 @@ def simulate(
     machines: dict[MachineId, Machine] = {ROUTER: router, CONTROLLER: Controller(len(replicas), config.scale)}
     for replica in replicas:
         machines[replica] = Replica(replica, config.batching, num_blocks, block_size)
+    if created is not None:
+        for id, machine in machines.items():
+            created(0, id, machine)
     driver = Driver(machines, world, dict.fromkeys(replicas, (num_blocks, block_size)), delays, log)
     driver.run(_offered(requests, cancellations))
     record = world.record(driver.now)

@@ -5,11 +5,13 @@ Knows which part makes what. Reads what the configuration names (a trace, a prof
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
 from squall.config import Config
 from squall.core.metrics import RunRecord
 from squall.errors import ConfigError
+from squall.eventlog import EventLog
 from squall.perf.build import latency_model, num_blocks
 from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import resolve_gpu
@@ -18,8 +20,8 @@ from squall.workload.build import build
 from squall.workload.spec import OfferedRequest
 
 
-def rehearse(config: Config) -> RunRecord:
-    """Simulate the fleet of `config` under its workload.
+def rehearse(config: Config, events: EventLog | None = None) -> RunRecord:
+    """Simulate the fleet of `config` under its workload, and write down in `events` what every machine was told and did.
 
     Raises:
         ConfigError: it has no workload, or names something that is not there or does not fit.
@@ -31,7 +33,17 @@ def rehearse(config: Config) -> RunRecord:
     batch = config.batching
     tokens, seqs = getattr(batch, "max_num_batched_tokens", 2048), getattr(batch, "max_num_seqs", 256)
     blocks = num_blocks(model, gpu, config.replica, max_num_batched_tokens=tokens, max_num_seqs=seqs)
-    return simulate(config, requests, latency, blocks)
+    log, created = (events.record, events.created) if events is not None else (None, None)
+    return simulate(config, requests, latency, blocks, log=log, created=created)
+
+
+def rehearse_with_events(config: Config) -> tuple[RunRecord, bytes]:
+    """As `rehearse`, and the whole event log: some eight bytes an event."""
+    file = BytesIO()
+    events = EventLog(file)
+    record = rehearse(config, events)
+    events.flush()
+    return record, file.getvalue()
 
 
 def offered(config: Config) -> list[OfferedRequest]:

@@ -1,0 +1,42 @@
+"""A rehearsal's event log: what a simulated run wrote down must reproduce every action, as a live run's does."""
+
+from pathlib import Path
+
+import pytest
+
+from squall.config import load
+from squall.eventlog import read
+from squall.twin.observe import observe
+from squall.twin.rehearse import rehearse, rehearse_with_events
+
+SETTINGS = (
+    "model.name=llama-3-8b",
+    "cluster.gpu=a100-80g",
+    "fleet.replicas=2",
+    "replica.num_blocks=300",  # tight enough to preempt
+    "workload.kind=synthetic",
+    "workload.num_requests=80",
+    'workload.arrivals={kind="poisson", rate_rps=40}',
+    'workload.prompt={kind="uniform", low=100, high=900}',
+    'workload.output={kind="uniform", low=1, high=300}',
+)
+
+
+@pytest.mark.parametrize("route", ["least_loaded", "pull", "prefix_affinity"])
+def test_a_simulated_run_is_reproduced_from_its_log(tmp_path: Path, route: str) -> None:
+    config = load(None, [*SETTINGS, f"route.kind={route}"])
+    record, log = rehearse_with_events(config)
+    (tmp_path / "events.jsonl.zst").write_bytes(log)
+    records = list(read(tmp_path / "events.jsonl.zst"))
+    assert sum(r.event is not None for r in records) == record.num_events
+    assert sum(row.preemptions for row in record.requests) > 0
+    observation = observe(records)
+    assert observation.exact
+    assert sum(observation.num_events.values()) == record.num_events
+
+
+def test_writing_the_log_changes_nothing() -> None:
+    config = load(None, SETTINGS)
+    with_log, without = rehearse_with_events(config)[0], rehearse(config)
+    assert with_log.requests == without.requests
+    assert with_log.gaps == without.gaps
