@@ -87,7 +87,10 @@ class LocalLauncher:
     async def start(self, replica: ReplicaId) -> str:
         group = self._group(replica)
         worker = self._workers.get(group)
-        if worker is None or worker.process.poll() is not None:
+        if worker is not None and worker.process.poll() is not None:
+            await worker.end(at_once=True)
+            worker = None
+        if worker is None:
             try:
                 worker = self._workers[group] = self._spawn(group)
             except OSError as error:
@@ -121,6 +124,7 @@ class LocalLauncher:
         for worker in self._workers.values():
             _kill(worker.process)
             worker.process.wait()
+            worker.close_pipes()
         self._workers.clear()
 
     def pid(self, replica: ReplicaId) -> int | None:
@@ -194,6 +198,10 @@ class _Worker:
         await asyncio.to_thread(self.process.wait)
         if self._greeting is not None:
             await asyncio.gather(self._greeting, return_exceptions=True)
+        self.close_pipes()
+
+    def close_pipes(self) -> None:
+        """Once the process has ended and nobody reads from it any more."""
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
