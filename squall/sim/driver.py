@@ -110,8 +110,8 @@ class Driver:
 
     def _follow(self, until: tuple[Nanos, int]) -> None:
         """Deliver all that is due and what follows from it, up to an instant and a priority in it."""
-        heap, messages, machines, engines, wakes, log = (
-            self._heap, self._messages, self._machines, self._engines, self._wakes, self._log,
+        heap, messages, machines, engines, wakes, log, released = (
+            self._heap, self._messages, self._machines, self._engines, self._wakes, self._log, self._world.released,
         )  # fmt: skip
         now = self.now
         event: AnyEvent | None
@@ -142,6 +142,16 @@ class Driver:
                     self._perform(id, action, now)
             if machine.wake_at is not None or id in wakes:
                 self._set_wake(id, machine.wake_at)
+            if released:
+                self._let_go(now)
+
+    def _let_go(self, now: Nanos) -> None:
+        """Requests that waited for the end of another one arrive once their clients have thought."""
+        for offered in self._world.released:
+            self._sequence += 1
+            at = now + offered.think
+            heappush(self._heap, (at, ARRIVAL, ROUTER, self._sequence, self._world.arrival(offered, at)))
+        self._world.released.clear()
 
     def _wake(self, id: MachineId, at: Nanos) -> Woke | None:
         """None where it is not wanted any more."""

@@ -11,12 +11,12 @@ from heapq import merge
 
 from squall.config import Config
 from squall.core.controller import Controller
-from squall.core.events import AnyEvent, Arrived, Cancelled
+from squall.core.events import AnyEvent, Cancelled
 from squall.core.machine import Machine
 from squall.core.metrics import RunRecord
 from squall.core.replica import Replica
 from squall.core.router import Router
-from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, Request, RequestId
+from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, RequestId
 from squall.perf.latency import LatencyModel
 from squall.sim.driver import Delays, Driver, EventLog
 from squall.sim.world import World
@@ -60,7 +60,7 @@ def simulate(
         for id, machine in machines.items():
             created(0, id, machine)
     driver = Driver(machines, world, dict.fromkeys(replicas, (num_blocks, block_size)), delays, log)
-    driver.run(_offered(requests, cancellations))
+    driver.run(_offered(world, requests, cancellations))
     record = world.record(driver.now)
     record.num_events = driver.num_events
     record.num_steps = driver.num_steps
@@ -70,20 +70,17 @@ def simulate(
 
 
 def _offered(
-    requests: Sequence[OfferedRequest], cancellations: Sequence[tuple[Nanos, RequestId]]
+    world: World, requests: Sequence[OfferedRequest], cancellations: Sequence[tuple[Nanos, RequestId]]
 ) -> Iterator[tuple[Nanos, AnyEvent]]:
-    """What clients do, in order of time."""
-    arrivals = _arrivals(requests)
+    """What clients do of their own accord, in order of time; those who wait for an answer are released by the world."""
+    arrivals = _arrivals(world, requests)
     return merge(arrivals, _cancellations(cancellations), key=lambda offered: offered[0]) if cancellations else arrivals
 
 
-def _arrivals(requests: Sequence[OfferedRequest]) -> Iterator[tuple[Nanos, AnyEvent]]:
-    """A trace does not know the client's limit; the output it recorded stands for it (the router refuses what never fits)."""
-    for r in sorted(requests, key=lambda request: request.arrived_at):
-        request = Request(
-            r.id, r.arrived_at, r.num_prompt_tokens, r.num_output_tokens, block_hashes=r.block_hashes, session=r.session
-        )
-        yield r.arrived_at, Arrived(request)
+def _arrivals(world: World, requests: Sequence[OfferedRequest]) -> Iterator[tuple[Nanos, AnyEvent]]:
+    for request in sorted(requests, key=lambda request: request.arrived_at):
+        if request.after < 0:
+            yield request.arrived_at, world.arrival(request, request.arrived_at)
 
 
 def _cancellations(cancellations: Sequence[tuple[Nanos, RequestId]]) -> Iterator[tuple[Nanos, AnyEvent]]:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
 from squall.core.actions import Chunk, RunSteps
-from squall.core.events import Rejection, StepsDone
+from squall.core.events import Arrived, Rejection, StepsDone
 from squall.core.metrics import UNSET, Gaps, Outcome, RequestRow, RunRecord
-from squall.core.types import FOREVER, Nanos, ReplicaId, RequestId, RunId
+from squall.core.types import FOREVER, Nanos, ReplicaId, Request, RequestId, RunId
 from squall.perf.latency import UNITS_PER_NANO, LatencyModel, Progression
 from squall.perf.progressions import steps_until, total
 from squall.workload.spec import OfferedRequest
@@ -34,9 +34,13 @@ class World:
         self.gaps = array("q")  # weight, count, first and increment of each entry of `Gaps`, one after the other
         self.rows: dict[RequestId, RequestRow] = {}
         self.outputs: dict[RequestId, int] = {}
+        self.followers: dict[RequestId, list[OfferedRequest]] = {}  # who waits for the end of which request
+        self.released: list[OfferedRequest] = []  # who waits no longer, for the driver to collect
         for request in requests:
             self.rows[request.id] = RequestRow(request.id, request.arrived_at, request.num_prompt_tokens)
             self.outputs[request.id] = request.num_output_tokens
+            if request.after >= 0:
+                self.followers.setdefault(request.after, []).append(request)
         self.left: dict[RequestId, int] = {}  # tokens that a preempted request still has to generate
         self.last_token_at: dict[RequestId, Nanos] = {}  # of preempted requests
 
@@ -45,6 +49,7 @@ class World:
         row.outcome = Outcome.REJECTED
         row.error = rejection.value
         row.finished_at = now
+        self._release(request)
 
     def cancel(self, request: RequestId, now: Nanos) -> None:
         """The client goes away. What the request still generates is counted as its output."""
@@ -52,6 +57,7 @@ class World:
         if row.outcome is UNFINISHED:
             row.outcome = Outcome.CANCELLED
             row.finished_at = now
+            self._release(request)
 
     def finish(self, request: RequestId, now: Nanos) -> None:
         row = self.rows[request]
@@ -59,6 +65,29 @@ class World:
         if row.outcome is UNFINISHED:
             row.outcome = COMPLETED
             row.finished_at = now
+            if self.followers:
+                self._release(request)
+
+    def _release(self, request: RequestId) -> None:
+        """Its client has seen its end, whatever that was."""
+        self.released += self.followers.pop(request, ())
+
+    def arrival(self, offered: OfferedRequest, now: Nanos) -> Arrived:
+        """What the router hears of a request that arrives now.
+
+        A trace does not know the client's limit; the output it recorded stands for it (the router refuses what never fits).
+        """
+        self.rows[offered.id].arrived_at = now
+        return Arrived(
+            Request(
+                offered.id,
+                now,
+                offered.num_prompt_tokens,
+                offered.num_output_tokens,
+                block_hashes=offered.block_hashes,
+                session=offered.session,
+            )
+        )
 
     def first_token(self, request: RequestId, now: Nanos) -> int:
         """A prefill ended and yielded a token. Returns how many tokens the request has left."""

@@ -26,7 +26,7 @@ def rehearse(config: Config, events: EventLog | None = None) -> RunRecord:
     Raises:
         ConfigError: it has no workload, or names something that is not there or does not fit.
     """
-    requests = offered(config)
+    requests = offered(config, honours_after=True)
     model, gpu = resolve_model(config.model.name), resolve_gpu(config.cluster.gpu)
     latency = latency_model(config.latency, model, gpu, config.replica)
     # a policy of the user's own need not bound the batch; the memory account then takes the usual bounds
@@ -46,11 +46,11 @@ def rehearse_with_events(config: Config) -> tuple[RunRecord, bytes]:
     return record, file.getvalue()
 
 
-def offered(config: Config) -> list[OfferedRequest]:
-    """The requests of the configuration's workload. Raises ConfigError."""
+def offered(config: Config, *, honours_after: bool = False) -> list[OfferedRequest]:
+    """The requests of the configuration's workload; `honours_after` as in `build`. Raises ConfigError."""
     if config.workload is None:
         raise ConfigError("there is no [workload]: say what arrives, as examples/azure-conv.toml does")
-    return build(config.workload, config.run.seed, Path(), config.replica.block_size)
+    return build(config.workload, config.run.seed, Path(), config.replica.block_size, honours_after=honours_after)
 
 
 def usd_per_gpu_hour(config: Config) -> float | None:

@@ -60,7 +60,7 @@ def build(
     else:
         requests = _synthetic(workload, seed, base_dir)
     if not honours_after and any(request.after >= 0 for request in requests):
-        raise ConfigError(f"workload: {_waiting(workload)}, but requests that wait for answers cannot be played yet")
+        raise ConfigError(f"workload: {_waiting(workload)}, but no replay can play requests that wait for answers yet")
     return requests
 
 

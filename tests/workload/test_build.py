@@ -134,7 +134,9 @@ def test_turns_that_wait_follow_the_answer_by_the_recorded_gap_less_its_time(fol
     assert [(request.session, request.after) for request in requests] == [(1, -1), (1, 0), (0, -1), (2, -1), (1, 1)]
     assert [request.think / SECOND for request in requests] == [0, 0.8, 0, 0, 6.5]
     assert seconds(requests) == [0, 0.8, 1, 2.5, 7.3]
-    with pytest.raises(ConfigError, match=r'turns is "wait" \(use "recorded"\), but requests that wait .* cannot be played yet'):
+    with pytest.raises(
+        ConfigError, match=r'turns is "wait" \(use "recorded"\), but no replay can play requests that wait .* yet'
+    ):
         build(workload, 0, folder)
     with pytest.raises(TraceError, match=r"trace.csv: has no conversations"):
         build(TraceWorkload("trace.csv", turns="wait"), 0, folder, honours_after=True)

@@ -124,7 +124,7 @@ def test_in_a_closed_loop_a_conversation_begins_when_an_earlier_one_has_ended() 
 def test_conversations_that_wait_are_refused_by_those_who_cannot_wait() -> None:
     workload = SessionsWorkload(AllAtOnce(), FixedLength(2), FixedLength(5), FixedLength(5), num_sessions=2)
     with pytest.raises(
-        ConfigError, match=r"waits is true \(use false\), but requests that wait for answers cannot be played yet"
+        ConfigError, match=r"waits is true \(use false\), but no replay can play requests that wait for answers yet"
     ):
         build(workload, 0, Path())
     single = SessionsWorkload(AllAtOnce(), FixedLength(1), FixedLength(5), FixedLength(5), num_sessions=2)
