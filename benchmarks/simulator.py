@@ -4,9 +4,9 @@
 
 The first case is 512 conversation requests, Llama-3-8B on one A100, Poisson arrivals at 6.45/s; the second 20,000 over 16 such
 replicas. Lengths come from Azure's conversation trace of 2023 where it lies beside the checkout (or under $SQUALL_SHARED), and
-otherwise from log-normal distributions with about its medians. Times are CPU seconds of this process, the median of several
-runs, and cover the simulation itself: machines, world and driver. The last line is a whole command with its start-up, in wall
-time.
+otherwise from log-normal distributions with about its medians. Times are CPU seconds of the simulating thread (numpy's idle ones
+spin at times), the median of several runs, and cover the simulation itself: machines, world and driver. The last line is a
+whole command with its start-up, in wall time.
 
 `make fast` compiles the modules that every event passes (tools/compile.py); the first line of the table says which were measured.
 What was tried on the first case, on two busy cores; best of many runs, taken by turns with each other:
@@ -70,9 +70,9 @@ def play(config: Config, requests: list[OfferedRequest]) -> tuple[RunRecord, flo
     blocks = num_blocks(
         model, gpu, config.replica, max_num_batched_tokens=batch.max_num_batched_tokens, max_num_seqs=batch.max_num_seqs
     )
-    began = time.process_time()
+    began = time.thread_time()
     record = simulate(config, requests, latency, blocks)
-    return record, time.process_time() - began
+    return record, time.thread_time() - began
 
 
 def is_compiled() -> bool:
