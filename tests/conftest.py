@@ -1,6 +1,7 @@
 """Fixtures that every test may use. Knows where the reference data may lie, not what is in it."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_sessionstart() -> None:
-    """Python prefers an extension module of `make fast` to its source, also where the source is newer."""
+    # A shell starts what it puts into the background deaf to SIGINT, and so would be all that the tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Python prefers an extension module of `make fast` to its source, also where the source is newer.
     for compiled in ROOT.glob("squall/*/*.so"):
         source = compiled.with_name(compiled.name.partition(".")[0] + ".py")
         if source.is_file() and source.stat().st_mtime > compiled.stat().st_mtime:
