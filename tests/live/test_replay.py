@@ -1,6 +1,7 @@
 """The load generator against servers that do what real ones do: well, badly, late and not at all."""
 
 import asyncio
+import contextlib
 import json
 import signal
 import subprocess
@@ -376,11 +377,16 @@ async def test_ctrl_c_keeps_what_is_done() -> None:
     async with listening(server) as url:
         child = await asyncio.create_subprocess_exec(sys.executable, "-c", code, url, stdout=asyncio.subprocess.PIPE)
         assert child.stdout is not None
-        while (await child.stdout.readline()) != b"1 0 0\n":
-            pass
-        child.send_signal(signal.SIGINT)
-        assert (await child.stdout.read()).decode() == "['completed'] 1\n"
-        assert await child.wait() == 0
+        try:
+            while (line := await child.stdout.readline()) != b"1 0 0\n":
+                assert line, "it ended before its first request was done"
+            child.send_signal(signal.SIGINT)
+            assert (await child.stdout.read()).decode() == "['completed'] 1\n"
+            assert await child.wait() == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
 
 
 def test_nobody_there_is_one_line() -> None:
