@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from squall.config import Config
 from squall.core.metrics import RunRecord
 from squall.errors import ConfigError
-from squall.eventlog import EventLog
 from squall.perf.build import latency_model, num_blocks
 from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import resolve_gpu
 from squall.sim.run import simulate
 from squall.workload.build import build
 from squall.workload.spec import OfferedRequest
+
+if TYPE_CHECKING:
+    from squall.eventlog import EventLog
 
 
 def rehearse(config: Config, events: EventLog | None = None) -> RunRecord:
@@ -39,6 +42,8 @@ def rehearse(config: Config, events: EventLog | None = None) -> RunRecord:
 
 def rehearse_with_events(config: Config) -> tuple[RunRecord, bytes]:
     """As `rehearse`, and the whole event log: some eight bytes an event."""
+    from squall.eventlog import EventLog  # only now: few simulations write one
+
     file = BytesIO()
     events = EventLog(file)
     record = rehearse(config, events)

@@ -316,8 +316,3 @@ def build_registry(metrics: Metrics, frontend: Frontend, *, block_size: int, vll
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Exporter(metrics, frontend, block_size, vllm))
     return registry
-
-
-def sample_names(registry: CollectorRegistry) -> set[str]:
-    """Every name that a scrape of `registry` shows."""
-    return {sample.name for family in registry.collect() for sample in family.samples}
