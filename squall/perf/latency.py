@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from squall.core.actions import Chunk
+from squall.core.types import Nanos
 
 UNITS_PER_NANO: Final = 16
 """Prices progress in sixteenths of a nanosecond, fine enough for one context token's share of a fast GPU."""
@@ -42,10 +43,14 @@ class LatencyModel(Protocol):
 
     Attributes:
         source: where the prices come from, for reports.
+        num_stages: pipeline stages that a step passes, one after the other; 1 without a pipeline.
     """
 
     @property
     def source(self) -> str: ...
+
+    @property
+    def num_stages(self) -> int: ...
 
     def run(self, shape: BatchShape, steps: int) -> list[Progression]:
         """Prices of `steps` consecutive steps that start at `shape`, as progressions that count `steps` together.
@@ -54,3 +59,15 @@ class LatencyModel(Protocol):
         steps > 1) by its `num_tokens`. `run(shape, k)` equals k calls with one step each, to the unit.
         """
         ...
+
+    def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
+        """How long one step keeps each stage busy, the first stage first; each at least 1.
+
+        A stage but the last includes handing its result on. With one stage this is what `run(shape, 1)` says.
+        """
+        ...
+
+
+def only_stage(progressions: Sequence[Progression]) -> tuple[Nanos, ...]:
+    """`LatencyModel.stages` of a model with one stage, from what its `run(shape, 1)` says."""
+    return (progressions[0].first // UNITS_PER_NANO,)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Protocol
 
-from squall.perf.latency import UNITS_PER_NANO, BatchShape, Progression
+from squall.core.types import Nanos
+from squall.perf.latency import UNITS_PER_NANO, BatchShape, Progression, only_stage
 
 UNITS_PER_SECOND = UNITS_PER_NANO * 1_000_000_000
 
@@ -48,6 +49,7 @@ class StepPrices:
 
     def __init__(self, source: str, work: Work) -> None:
         self.source = source
+        self.num_stages = 1
         self._context = _units(work.context_s())
         step = work.step_s()
         self._tokens: Callable[[int], int] = cache(lambda tokens: max(UNITS_PER_NANO, _units(step + work.tokens_s(tokens))))
@@ -72,6 +74,10 @@ class StepPrices:
         if steps > 1:  # one chunk, whose offset advances by its length
             growth += each_before * chunk.num_tokens
         return [Progression(steps, price + self._tokens(tokens) + self._logits(rows), growth)]
+
+    def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
+        """See `LatencyModel.stages`."""
+        return only_stage(self.run(shape, 1))
 
 
 def _pair(seconds: tuple[float, float]) -> tuple[int, int]:

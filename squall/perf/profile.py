@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from squall.core.types import Nanos
 from squall.errors import ProfileError
 from squall.perf.latency import BatchShape, Progression
 from squall.perf.prices import StepPrices
@@ -105,11 +106,16 @@ class ProfileModel:
         self.source = f"profile ({profile.model} on {profile.machine}, {profile.dtype})"
         self._curve = profile.curve
         self._overhead_s = overhead_s
+        self.num_stages = 1
         self._prices = StepPrices(self.source, self)
 
     def run(self, shape: BatchShape, steps: int) -> list[Progression]:
         """See `LatencyModel.run`."""
         return self._prices.run(shape, steps)
+
+    def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
+        """See `LatencyModel.stages`."""
+        return self._prices.stages(shape)
 
     # -- the times of `prices.Work`
 

@@ -11,6 +11,7 @@ from math import hypot
 
 from msgspec import Struct
 
+from squall.core.types import Nanos
 from squall.perf.hardware import Gpu
 from squall.perf.latency import BatchShape, Progression
 from squall.perf.model import ModelSpec, dtype_bytes, dtype_name
@@ -136,11 +137,16 @@ class Roofline:
         self._token_s = self._elementwise_s() + 2 * self._transfer_s(model.hidden_size)
         self._context_s = self._cache_read_s()
         self._pair_s = self._attention_s()
+        self.num_stages = 1
         self._prices = StepPrices(self.source, self)
 
     def run(self, shape: BatchShape, steps: int) -> list[Progression]:
         """See `LatencyModel.run`."""
         return self._prices.run(shape, steps)
+
+    def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
+        """See `LatencyModel.stages`."""
+        return self._prices.stages(shape)
 
     # -- the times of `prices.Work`
 

@@ -5,7 +5,8 @@ Knows no hardware; `perf.roofline` and measured profiles do.
 
 from msgspec import Struct
 
-from squall.perf.latency import UNITS_PER_NANO, BatchShape, Progression
+from squall.core.types import Nanos
+from squall.perf.latency import UNITS_PER_NANO, BatchShape, Progression, only_stage
 
 
 class Linear(Struct, frozen=True):
@@ -31,6 +32,10 @@ class Linear(Struct, frozen=True):
     def source(self) -> str:
         return "linear"
 
+    @property
+    def num_stages(self) -> int:
+        return 1
+
     def run(self, shape: BatchShape, steps: int) -> list[Progression]:
         tokens = shape.num_decodes
         work = growth = 0
@@ -40,3 +45,6 @@ class Linear(Struct, frozen=True):
             growth += 2 * chunk.num_tokens * chunk.num_tokens
         first = self.fixed + self.token * tokens + self.context * shape.decode_context + self.work * work
         return [Progression(steps, first, self.context * shape.num_decodes + self.work * growth)]
+
+    def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
+        return only_stage(self.run(shape, 1))

@@ -22,12 +22,16 @@ class Constant:
     """Every step takes as long."""
 
     source = "constant"
+    num_stages = 1
 
     def __init__(self, step: Nanos) -> None:
         self.step = step
 
     def run(self, shape: BatchShape, steps: int) -> list[Progression]:
         return [Progression(steps, self.step * 16, 0)]
+
+    def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
+        return (self.step,)
 
 
 class MakeHost(Protocol):

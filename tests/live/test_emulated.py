@@ -27,6 +27,7 @@ class Constant:
     """Every step takes as long, and `growth` more than the one before in its run."""
 
     source = "constant"
+    num_stages = 1
 
     def __init__(self, step: Nanos = 1, growth: Nanos = 0) -> None:
         self.step = step
@@ -34,6 +35,9 @@ class Constant:
 
     def run(self, shape: BatchShape, steps: int) -> list[Progression]:
         return [Progression(steps, self.step * 16, self.growth * 16)]
+
+    def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
+        return (self.step,)
 
 
 class Clock:

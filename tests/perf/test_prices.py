@@ -65,3 +65,11 @@ def test_over_a_run_context_and_offset_grow_and_nothing_else() -> None:
 
 def test_a_step_lasts_at_least_a_nanosecond() -> None:
     assert nanos(StepPrices("test", Work(context=0.0, tokens=0.0)), 0, 0, (0, 1, False)) >= 1
+
+
+def test_the_only_stage_lasts_as_long_as_the_step() -> None:
+    prices = StepPrices("test", Work())
+    assert prices.num_stages == 1
+    shape = RunSteps(0, 1, 2, 301, (Chunk(0, 50, 10, 0, True),))
+    (progression,) = prices.run(shape, 1)
+    assert prices.stages(shape) == (progression.first // 16,)
