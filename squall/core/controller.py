@@ -25,9 +25,9 @@ from squall.core.events import (
     WeightsLoaded,
     Woke,
 )
-from squall.core.fleet_view import ScalePolicy
+from squall.core.fleet_view import ScalePolicy, Wanted
 from squall.core.lifecycle import REPLICA, TRANSFER, Launched, Life, Phase, Revived, TransferPhase, Withdrawn
-from squall.core.types import ROUTER, SECOND, Nanos, ReplicaId
+from squall.core.types import ROUTER, SECOND, Nanos, ReplicaId, Role
 from squall.errors import IllegalTransition
 
 FIRST_BACKOFF: Nanos = 1 * SECOND
@@ -93,6 +93,14 @@ class Controller:
 
     @property
     def num_configured(self) -> int:
+        return self.num_replicas
+
+    @property
+    def roles(self) -> Mapping[Role, Controller]:
+        return {Role.BOTH: self}
+
+    @property
+    def initial(self) -> int:
         return self.num_replicas
 
     @property
@@ -194,7 +202,10 @@ class Controller:
 
     def _reconcile(self, concerned: Iterable[Member], now: Nanos) -> list[AnyAction]:
         """One step from what is observed towards what is desired: of those concerned, or of all when that has changed."""
-        wanted = 0 if self._draining else self.scale(self)
+        wanted = 0
+        if not self._draining:
+            answer = self.scale(self)  # type: ignore[arg-type]
+            wanted = answer.counts[Role.BOTH] if isinstance(answer, Wanted) else answer
         if wanted != self._wanted:
             self._wanted = wanted
             for replica in range(len(self._fleet), wanted):
