@@ -1,4 +1,4 @@
-"""What a run remembers for its report: one row a request, and all gaps between tokens, run-length coded.
+"""What a run remembers for its report: one row a request, all gaps between tokens, and, where it was observed, its steps.
 
 Filled by the simulator, the replay client and the head alike. Knows no files, no percentiles and no seconds.
 """
@@ -68,6 +68,48 @@ class Gaps(Struct):
         self.increment.append(increment)
 
 
+STRETCH: Final = (
+    "replica", "stage", "run", "started_at", "count", "first", "increment", "offset", "num_decodes", "decode_context",
+    "num_prefills", "num_prefill_tokens", "prefill_context", "prefill_pairs", "num_logits", "kv_blocks", "growth",
+)  # fmt: skip
+"""The columns of `Observed.stretches`. A stretch is some steps in a row, of one run at one pipeline stage:
+
+- `started_at` its first step; step j lasts `(first + j * increment) // 16` nanoseconds; `count` steps in all;
+- `offset`: steps of its run before it. All that follows is of the run's first step; over the steps `decode_context` grows by
+  `num_decodes` a step, `prefill_context` (tokens before the chunks) by `num_prefill_tokens`, and `prefill_pairs` (pairs of a
+  chunk's token and one that it attends to, itself included) by its square: such a run has one chunk at most;
+- `num_prefills`: prompts that it works on; `num_logits`: tokens that it produces;
+- `kv_blocks`: blocks that requests hold, before the step takes its own; `growth`: which row of `Observed.growths` says what the
+  decodes take at each further step, or -1 in a run of one step.
+"""
+
+
+class Observed(Struct):
+    """What was seen of a run's engines, besides its requests; the simulator fills it when asked.
+
+    Attributes:
+        block_size: tokens of a KV block; the width of a row of `growths`.
+        num_stages: pipeline stages of a replica.
+        pools: KV blocks of each replica.
+        stretches: one row after the other, of the columns of `STRETCH`.
+        growths: blocks that a replica's decodes take at each of the next `block_size` steps, over and over.
+        phases: when which replica entered which phase of `core.lifecycle.Phase`, in order of time.
+        execution: of each request, the time of the steps that worked on it.
+        preempted: of each preempted request, the time between losing its KV and the next step that worked on it.
+        regenerated: of each preempted request, the tokens that it had when it last lost its KV.
+    """
+
+    block_size: int
+    num_stages: int = 1
+    pools: dict[ReplicaId, int] = field(default_factory=dict)
+    stretches: array[int] = field(default_factory=lambda: array("q"))
+    growths: array[int] = field(default_factory=lambda: array("q"))
+    phases: list[tuple[Nanos, ReplicaId, str]] = field(default_factory=list)
+    execution: dict[RequestId, Nanos] = field(default_factory=dict)
+    preempted: dict[RequestId, Nanos] = field(default_factory=dict)
+    regenerated: dict[RequestId, int] = field(default_factory=dict)
+
+
 class RunRecord(Struct):
     """All that a run leaves behind for its report.
 
@@ -77,6 +119,7 @@ class RunRecord(Struct):
         gpu_nanos: accelerator time held, over all replicas.
         latency_source: where step times came from ("roofline", "profile", "measured by the client", ...).
         wall_s: how long the run took on the wall clock.
+        observed: what its engines did; None where nobody looked.
     """
 
     world: str
@@ -90,3 +133,4 @@ class RunRecord(Struct):
     gpu_nanos: Nanos = 0
     latency_source: str = ""
     wall_s: float = 0.0
+    observed: Observed | None = None
