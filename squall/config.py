@@ -11,7 +11,6 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -136,6 +135,9 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     run: Run = field(default_factory=Run)
 
 
+SEARCH = "search"
+"""The table that `squall search` reads by itself; no other command looks at it."""
+
 POLICY_TABLES = ("batching", "route", "scale", "load")
 """Tables whose `kind` may also be "package.module:Class", a policy of the user's own."""
 
@@ -150,23 +152,40 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
         ConfigError: the file cannot be read or is not TOML, a key does not exist, or a value does not fit.
     """
     where = str(path) if path is not None else "configuration"
-    tree = _read(path) if path is not None else {}
-    _make_paths_absolute(tree, Path(path).resolve().parent if path is not None else Path.cwd())
+    alone = read_tree(path)
+    alone.pop(SEARCH, None)
     if not overrides:
-        return _as_config(where, tree)
-    alone = deepcopy(tree)
-    for override in overrides:
-        patch = _override(override)
-        _make_paths_absolute(patch, Path.cwd())
-        _merge(tree, patch)
+        return from_tree(where, alone)
+    tree = read_tree(path, overrides)
+    tree.pop(SEARCH, None)
     try:
-        return _as_config("--set", tree)
+        return from_tree("--set", tree)
     except ConfigError:
-        _as_config(where, alone)  # the file's own mistake comes first
+        from_tree(where, alone)  # the file's own mistake comes first
         raise
 
 
-def _as_config(where: str, tree: dict[str, Any]) -> Config:
+def read_tree(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The tables of the file, overrides applied and paths absolute as in `load`; what they mean is not looked at.
+
+    Raises ConfigError where the file cannot be read or an override is none.
+    """
+    tree = _read(path) if path is not None else {}
+    _make_paths_absolute(tree, Path(path).resolve().parent if path is not None else Path.cwd())
+    for override in overrides:
+        patch = _override(override)
+        _make_paths_absolute(patch, Path.cwd())
+        merge(tree, patch)
+    return tree
+
+
+def from_tree(where: str, tree: dict[str, Any]) -> Config:
+    """The configuration that a tree of tables stands for; `where` is the place that errors name.
+
+    Raises:
+        ConfigError: a key does not exist, or a value does not fit.
+    """
+    tree = dict(tree)
     own = {name: tree.pop(name) for name in POLICY_TABLES if ":" in str(_kind(tree.get(name)))}
     _refuse_strange_values(where, tree)
     try:
@@ -217,12 +236,12 @@ def _override(text: str) -> dict[str, Any]:
     return dict(patch)
 
 
-def _merge(tree: dict[str, Any], patch: dict[str, Any]) -> None:
+def merge(tree: dict[str, Any], patch: dict[str, Any]) -> None:
     """Overlay `patch`. A table whose `kind` changes starts anew: the old kind's keys mean nothing to the new one."""
     for name, value in patch.items():
         old = tree.get(name)
         if isinstance(old, dict) and isinstance(value, dict) and _kind(value) in (None, _kind(old)):
-            _merge(old, value)
+            merge(old, value)
         else:
             tree[name] = value
 

@@ -34,6 +34,7 @@ def simulate(
     max_steps: int = FOREVER,
     log: EventLog | None = None,
     created: Callable[[Nanos, MachineId, Machine], None] | None = None,
+    watch: Callable[[World], EventLog] | None = None,
 ) -> RunRecord:
     """Serve `requests` with the fleet of `config` until nothing is left to happen.
 
@@ -47,9 +48,13 @@ def simulate(
         max_steps: the longest run of steps; 1 is the oracle to which any other must be equal.
         log: called after every event.
         created: called with every machine, before its first event.
+        watch: given the world before anything happens; what it returns takes the place of `log`, and may end the simulation by
+            raising an exception of its own, which comes out of here.
     """
     began = time.perf_counter()
     world = World(requests, latency, max_steps)
+    if watch is not None:
+        log = watch(world)
     replicas = range(config.fleet.replicas)
     block_size = config.replica.block_size
     router = Router(config.route, config.queue.max_requests, config.queue.max_tokens, config.queue.max_retries)

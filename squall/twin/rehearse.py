@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from squall.config import Config
 from squall.core.metrics import RunRecord
 from squall.errors import ConfigError
-from squall.perf.build import latency_model, num_blocks
 from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import resolve_gpu
+from squall.sim.prepare import prepare
 from squall.sim.run import simulate
 from squall.workload.build import build
 from squall.workload.spec import OfferedRequest
@@ -30,12 +30,7 @@ def rehearse(config: Config, events: EventLog | None = None) -> RunRecord:
         ConfigError: it has no workload, or names something that is not there or does not fit.
     """
     requests = offered(config, honours_after=True)
-    model, gpu = resolve_model(config.model.name), resolve_gpu(config.cluster.gpu)
-    latency = latency_model(config.latency, model, gpu, config.replica)
-    # a policy of the user's own need not bound the batch; the memory account then takes the usual bounds
-    batch = config.batching
-    tokens, seqs = getattr(batch, "max_num_batched_tokens", 2048), getattr(batch, "max_num_seqs", 256)
-    blocks = num_blocks(model, gpu, config.replica, max_num_batched_tokens=tokens, max_num_seqs=seqs)
+    latency, blocks = prepare(config, resolve_model(config.model.name), resolve_gpu(config.cluster.gpu))
     log, created = (events.record, events.created) if events is not None else (None, None)
     return simulate(config, requests, latency, blocks, log=log, created=created)
 
