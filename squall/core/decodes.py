@@ -98,6 +98,11 @@ class DecodeGroup:
         cycles, rest = divmod(steps - size + at, size)
         return sum(growth[at:]) + cycles * self.size + sum(growth[:rest])
 
+    def growth(self) -> list[int]:
+        """Blocks that each of the next `block_size` steps takes; those after them take the same again."""
+        at = self.step % self._block_size
+        return self._growth[at:] + self._growth[:at]
+
     def steps_within(self, blocks: int) -> int:
         """Steps that take no more than `blocks` blocks: the most, or a multiple of the block size where that is many."""
         if not self.size:
