@@ -1,0 +1,216 @@
+"""What a simulation's engines do, seen through its event log: stretches of steps, KV blocks, phases, time at work.
+
+`watched` lets several watchers look at one simulation. Knows the actions and events of a replica and what a step costs. Does not
+know what is made of it (`report` does), and decides nothing: an observed run is, to the nanosecond, that which nobody looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from squall.core.actions import AnyAction, Chunk, Forget, Preempt, RunSteps, Send
+from squall.core.controller import Controller
+from squall.core.events import AnyEvent, ReplicaLost, StepsDone
+from squall.core.machine import Machine
+from squall.core.metrics import Observed
+from squall.core.replica import Replica
+from squall.core.types import CONTROLLER, MachineId, Nanos, ReplicaId, RequestId, RunId
+from squall.perf.latency import LatencyModel
+from squall.perf.progressions import total
+from squall.sim.driver import EventLog
+
+
+class Watcher(Protocol):
+    """Whoever looks on: told of every machine before its first event, and of every event with what it led to."""
+
+    def created(self, now: Nanos, machine: MachineId, made: Machine) -> None: ...
+
+    def record(self, now: Nanos, machine: MachineId, event: AnyEvent, actions: Sequence[AnyAction]) -> None: ...
+
+
+Created = Callable[[Nanos, MachineId, Machine], None]
+
+
+def watched(watchers: Sequence[Watcher]) -> tuple[EventLog | None, Created | None]:
+    """`log` and `created` of `simulate` for all of them, told in this order; two None where nobody looks."""
+    if not watchers:
+        return None, None
+    if len(watchers) == 1:
+        return watchers[0].record, watchers[0].created
+    records = [watcher.record for watcher in watchers]
+
+    def record(now: Nanos, machine: MachineId, event: AnyEvent, actions: Sequence[AnyAction]) -> None:
+        for each in records:
+            each(now, machine, event, actions)
+
+    def created(now: Nanos, machine: MachineId, made: Machine) -> None:
+        for watcher in watchers:
+            watcher.created(now, machine, made)
+
+    return record, created
+
+
+class Observer:
+    """A watcher that fills an `Observed`.
+
+    Args:
+        latency: prices the steps, as in the simulation.
+        block_size: tokens of a KV block.
+
+    Attributes:
+        observed: complete once the simulation has ended.
+    """
+
+    def __init__(self, latency: LatencyModel, block_size: int) -> None:
+        self.observed = Observed(block_size, latency.num_stages)
+        self._latency = latency
+        self._controller: Controller | None = None
+        self._replicas: dict[ReplicaId, Replica] = {}
+        self._phases: dict[ReplicaId, str] = {}
+        self._running: dict[tuple[ReplicaId, RunId], tuple[Nanos, RunSteps, int, int]] = {}
+        self._stages_free_at: dict[ReplicaId, list[Nanos]] = {}
+        self._decoded: dict[ReplicaId, Nanos] = {}  # how long its steps with decodes have lasted, and how many there were
+        self._num_decoded: dict[ReplicaId, int] = {}
+        self._joined: dict[RequestId, tuple[ReplicaId, Nanos, int]] = {}  # who decodes: since which of these two
+        self._generated: dict[RequestId, int] = {}  # by those that lost their KV or their replica
+        self._preempted_at: dict[RequestId, Nanos] = {}
+
+    def created(self, now: Nanos, machine: MachineId, made: Machine) -> None:  # noqa: ARG002 - the instant is every watcher's
+        if isinstance(made, Replica):
+            self._replicas[machine] = made
+            self.observed.pools[machine] = made.num_blocks
+            self._decoded[machine] = self._num_decoded[machine] = 0
+        elif isinstance(made, Controller):
+            self._controller = made
+
+    def record(self, now: Nanos, machine: MachineId, event: AnyEvent, actions: Sequence[AnyAction]) -> None:
+        if machine < 0:
+            if machine == CONTROLLER:
+                self._look_at_fleet(now, event, actions)
+            return
+        if type(event) is StepsDone:
+            self._end(machine, event)
+        for action in actions:
+            if type(action) is RunSteps:
+                self._begin(machine, action, now)
+            elif type(action) is Preempt:
+                for request in action.requests:
+                    self._preempt(request, now)
+            elif type(action) is Forget:
+                for request in action.requests:
+                    self._leave(request)
+
+    def _begin(self, replica: ReplicaId, run: RunSteps, now: Nanos) -> None:
+        if self._preempted_at and run.chunks:
+            for chunk in run.chunks:
+                since = self._preempted_at.pop(chunk.request, None)
+                if since is not None:
+                    preempted = self.observed.preempted
+                    preempted[chunk.request] = preempted.get(chunk.request, 0) + now - since
+        machine = self._replicas[replica]
+        growth = -1
+        if run.steps > 1:
+            growths = self.observed.growths
+            growth = len(growths) // self.observed.block_size
+            growths.extend(machine.decodes.growth())
+        self._running[replica, run.run] = now, run, machine.num_used_blocks, growth
+
+    def _end(self, replica: ReplicaId, event: StepsDone) -> None:
+        """A run has ended after so many steps; write them down, and whose they were."""
+        began, run, blocks, growth = self._running.pop((replica, event.run))
+        duration = self._write(replica, began, run, event.steps, blocks, growth if event.steps > 1 else -1)
+        if run.num_decodes:
+            self._decoded[replica] += duration
+            self._num_decoded[replica] += event.steps
+        for request in event.stopped:
+            self._leave(request)
+        execution = self.observed.execution
+        for chunk in run.chunks:
+            request = chunk.request
+            execution[request] = execution.get(request, 0) + duration
+            if chunk.last:
+                self._generated[request] = self._generated.get(request, 0) + 1
+                if request not in event.stopped:
+                    self._joined[request] = replica, self._decoded[replica], self._num_decoded[replica]
+
+    def _write(self, replica: ReplicaId, began: Nanos, run: RunSteps, steps: int, blocks: int, growth: int) -> Nanos:
+        """Rows of `steps` steps of the run; returns how long they lasted."""
+        prefills = _prefills(run.chunks) if run.chunks else (0, 0, 0, 0, 0)
+        work = (run.num_decodes, run.decode_context, *prefills[:4], run.num_decodes + prefills[4], blocks, growth)
+        write = self.observed.stretches.extend
+        if self.observed.num_stages > 1:
+            return self._write_stages(replica, began, run, work)
+        at, offset = began, 0
+        for price in self._latency.run(run, steps):
+            write((replica, 0, run.run, at, price.count, price.first, price.increment, offset, *work))
+            at += total(price, price.count)
+            offset += price.count
+        return at - began
+
+    def _write_stages(self, replica: ReplicaId, began: Nanos, run: RunSteps, work: Sequence[int]) -> Nanos:
+        """One step through a pipeline whose stages are first come, first served; returns how long they were busy together."""
+        durations = self._latency.stages(run)
+        free_at = self._stages_free_at.setdefault(replica, [0] * len(durations))
+        at = began
+        for stage, duration in enumerate(durations):
+            at = max(at, free_at[stage])
+            self.observed.stretches.extend((replica, stage, run.run, at, 1, duration << 4, 0, 0, *work))
+            at += duration
+            free_at[stage] = at
+        return sum(durations)
+
+    def _leave(self, request: RequestId) -> None:
+        """It decodes no more."""
+        joined = self._joined.pop(request, None)
+        if joined is None:
+            return
+        replica, decoded, steps = joined
+        self.observed.execution[request] += self._decoded[replica] - decoded
+        self._generated[request] += self._num_decoded[replica] - steps
+
+    def _preempt(self, request: RequestId, now: Nanos) -> None:
+        self._leave(request)
+        self._preempted_at[request] = now
+        self.observed.regenerated[request] = self._generated.get(request, 0)
+
+    def _look_at_fleet(self, now: Nanos, event: AnyEvent, actions: Sequence[AnyAction]) -> None:
+        """Write down who is in another phase than before; it is one of those that are spoken of, or nobody was in particular."""
+        if type(event) is ReplicaLost:
+            self._lose(event)
+        assert self._controller is not None
+        fleet = self._controller.fleet
+        named = {of for said in (event, *(a.event if type(a) is Send else a for a in actions)) if (of := _replica(said)) in fleet}
+        for replica in sorted(named) or fleet:
+            phase = fleet[replica].life.phase.value
+            if self._phases.get(replica) != phase:
+                self._phases[replica] = phase
+                self.observed.phases.append((now, replica, phase))
+
+    def _lose(self, event: ReplicaLost) -> None:
+        """What it ran ends with the steps that are known to be done."""
+        replica = event.replica
+        for key in [key for key in self._running if key[0] == replica]:
+            began, run, blocks, growth = self._running.pop(key)
+            if event.steps:
+                self._decoded[replica] += self._write(replica, began, run, event.steps, blocks, growth)
+                self._num_decoded[replica] += event.steps
+        for request in [request for request, joined in self._joined.items() if joined[0] == replica]:
+            self._leave(request)
+
+
+def _replica(said: object) -> ReplicaId:
+    """Whom an event or an action is about; -1 where it is about nobody."""
+    replica: ReplicaId = getattr(said, "replica", -1)
+    return replica
+
+
+def _prefills(chunks: Sequence[Chunk]) -> tuple[int, int, int, int, int]:
+    """Of a step's chunks: how many, their tokens, the tokens before them, pairs that attend, and how many are last ones."""
+    tokens = context = pairs = last = 0
+    for chunk in chunks:
+        tokens += chunk.num_tokens
+        context += chunk.offset
+        pairs += chunk.num_tokens * (2 * chunk.offset + chunk.num_tokens + 1) // 2
+        last += chunk.last
+    return len(chunks), tokens, context, pairs, last
