@@ -85,12 +85,35 @@ class Latency(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Slo(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a request is promised: time to first token, mean time between tokens, end to end."""
+    """What a request is promised: time to first token, mean time between tokens, end to end; kept by a share of `attainment`.
+
+    `ttft_p90_s` and its like promise a quantile over all requests instead (`tbt`: over all gaps of all requests).
+    """
 
     ttft_s: Seconds | None = None
     tbt_s: Seconds | None = None
     e2e_s: Seconds | None = None
     attainment: Fraction = 0.99
+    ttft_p50_s: Seconds | None = None
+    ttft_p90_s: Seconds | None = None
+    ttft_p95_s: Seconds | None = None
+    ttft_p99_s: Seconds | None = None
+    tbt_p50_s: Seconds | None = None
+    tbt_p90_s: Seconds | None = None
+    tbt_p95_s: Seconds | None = None
+    tbt_p99_s: Seconds | None = None
+    tpot_p50_s: Seconds | None = None
+    tpot_p90_s: Seconds | None = None
+    tpot_p95_s: Seconds | None = None
+    tpot_p99_s: Seconds | None = None
+    e2e_p50_s: Seconds | None = None
+    e2e_p90_s: Seconds | None = None
+    e2e_p95_s: Seconds | None = None
+    e2e_p99_s: Seconds | None = None
+    queue_p50_s: Seconds | None = None
+    queue_p90_s: Seconds | None = None
+    queue_p95_s: Seconds | None = None
+    queue_p99_s: Seconds | None = None
 
 
 class Serve(Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,10 +133,20 @@ class Serve(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Run(Struct, frozen=True, forbid_unknown_fields=True):
-    """One execution: its dice and its run directory (named after the command and the time when None)."""
+    """One execution: its dice, its run directory (named after the command and the time when None), and what a simulation keeps.
+
+    `detail` looks at the engines too, and all keys below it imply that: a file with every step, one for a timeline viewer, one
+    with a row every `series_s` seconds, one with Vidur's definitions.
+    """
 
     seed: NotNegative = 0
     out: str | None = None
+    detail: bool = False
+    steps: bool = False
+    trace: bool = False
+    trace_from_s: Annotated[float, Meta(ge=0)] = 0.0  # where a trace begins that cannot hold all
+    series_s: Seconds | None = None
+    compat: Literal["vidur"] | None = None
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
