@@ -20,7 +20,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 
 class Distribution(Struct, frozen=True):
-    """What a report says of a sample of durations, in seconds. Percentiles interpolate linearly between the two nearest ranks."""
+    """What a report says of a sample, of durations in seconds. Percentiles interpolate linearly between the two nearest ranks."""
 
     mean: float
     p50: float
@@ -55,23 +55,26 @@ class Sample(Struct, frozen=True):
         quantiles: NDArray[np.float64] = low + (high - low) * (rank - below)
         return quantiles
 
-    def distribution(self) -> Distribution | None:
-        """Mean, percentiles and maximum in seconds; None of nothing."""
+    def distribution(self, unit: int = SECOND) -> Distribution | None:
+        """Mean, percentiles and maximum in seconds (`unit` 1: of counts, as they are); None of nothing."""
         if not len(self.values):
             return None
         mean = float(np.average(self.values, weights=self.weights))
         numbers = (mean, *self.at([p / 100 for p in PERCENTILES]), self.values[-1])
-        return Distribution(*(round(float(n) / SECOND, 12) for n in numbers))
+        return Distribution(*(round(float(n) / unit, 12) for n in numbers))
 
 
 def sample_of_gaps(gaps: Gaps) -> Sample:
-    """All gaps of all requests, pooled.
+    """All gaps of all requests, pooled."""
+    columns = (gaps.weight, gaps.count, gaps.first, gaps.increment)
+    return sample_of_progressions(*(np.array(column, dtype=np.int64) for column in columns))
 
-    A run whose gaps are all alike stays one entry; the others are written out, eight bytes a gap, without a loop.
+
+def sample_of_progressions(weight: Int64s, count: Int64s, first: Int64s, increment: Int64s) -> Sample:
+    """`count[i]` durations of `first[i] + j * increment[i]` sixteenths of a nanosecond, each seen `weight[i]` times.
+
+    A run whose durations are all alike stays one entry; the others are written out, eight bytes each, without a loop.
     """
-    weight, count, first, increment = (
-        np.array(column, dtype=np.int64) for column in (gaps.weight, gaps.count, gaps.first, gaps.increment)
-    )
     alike = increment == 0
     growing = ~alike
     lengths = count[growing]
