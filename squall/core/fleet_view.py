@@ -189,6 +189,12 @@ class RoleView(Protocol):
         Kept for a policy that says `memory_s`: how far back it looks. None before the beginning, and further back than that.
         """
 
+    def mean_unfinished(self, window_s: float, /) -> float | None:
+        """Mean number of unfinished requests (queued, waiting and running) over the last `window_s`, weighted by time.
+
+        Kept for a policy that says `concurrency_s`: its longest window. None until a whole window has been seen.
+        """
+
 
 class Capacity(Struct, frozen=True):
     """What one replica can do, given in the configuration or derived from latency model, links and memory.
@@ -241,8 +247,9 @@ class Wanted(Struct, frozen=True):
 class ScalePolicy(Protocol):
     """How many replicas there should be: arithmetic. Bounds, cooldowns and victims are the controller's business.
 
-    It may have `window_s` (of the arrival rates, 10 by default), `memory_s` (see `RoleView.past_tokens_per_s`), and
-    `constant = True` where its answer never changes: then it is asked once, and the controller never wakes for it.
+    It may have `window_s` (of the arrival rates, 10 by default), `memory_s` (see `RoleView.past_tokens_per_s`), `concurrency_s`
+    (see `RoleView.mean_unfinished`), and `constant = True` where its answer never changes: then it is asked once, and the
+    controller never wakes for it.
     """
 
     def __call__(self, view: ScaleView, /) -> Wanted: ...
