@@ -115,6 +115,20 @@ class Slo(Struct, frozen=True, forbid_unknown_fields=True):
     queue_p95_s: Seconds | None = None
     queue_p99_s: Seconds | None = None
 
+    @property
+    def promises_requests(self) -> bool:
+        """Whether there is something that a single request can keep or break."""
+        return (self.ttft_s, self.tbt_s, self.e2e_s) != (None, None, None)
+
+    def quantiles(self) -> list[tuple[str, float, float]]:
+        """Metric, quantile and seconds of each quantile that is promised: ("ttft", 0.9, 2.0)."""
+        found = []
+        for name in self.__struct_fields__:
+            metric, _, percent = name.removesuffix("_s").partition("_p")
+            if percent and (seconds := getattr(self, name)) is not None:
+                found.append((metric, int(percent) / 100, seconds))
+        return found
+
 
 class Serve(Struct, frozen=True, forbid_unknown_fields=True):
     """The live body. The emulated engine sleeps for predicted times, stretched by `time_dilation`."""
