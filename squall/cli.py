@@ -108,16 +108,31 @@ def simulate(
     config: NeededFile,
     settings: Settings = None,
     events: Annotated[bool, typer.Option("--events", help="Also write the event log, which can be replayed.")] = False,
+    detail: Annotated[bool, typer.Option("--detail", help="Batches, utilisation and energy, too (run.detail).")] = False,
+    steps: Annotated[bool, typer.Option("--steps", help="Also write every step (run.steps).")] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Also write a timeline for Perfetto (run.trace).")] = False,
+    series: Annotated[float | None, _option("Also write a row every so many seconds (run.series_s).", metavar="SECONDS")] = None,
     out: Out = None,
 ) -> None:
     """Run a fleet on a virtual clock."""
+    from squall.report.progress import simulation_progress
     from squall.report.run import place_for, write_run
     from squall.twin.rehearse import rehearse, rehearse_with_events, usd_per_gpu_hour
 
-    resolved = _load(config, settings, out)
+    asked = {"run.detail": detail, "run.steps": steps, "run.trace": trace}
+    resolved = _load(config, settings, out, {key: True for key, given in asked.items() if given}, {"run.series_s": series})
     place = place_for("simulate", resolved.run.out)
-    record, log = rehearse_with_events(resolved) if events else (rehearse(resolved), None)
-    _tell(write_run(place, record, resolved, usd_per_gpu_hour(resolved), log))
+    with simulation_progress() as shown:
+        record, log = rehearse_with_events(resolved, shown) if events else (rehearse(resolved, progress=shown), None)
+        if shown is not None:
+            shown.phase("writing")
+        on = None
+        if record.observed is not None:
+            from squall.report.deployed import deployed
+
+            on = deployed(resolved)
+        summary = write_run(place, record, resolved, usd_per_gpu_hour(resolved), log, on)
+    _tell(summary)
     _end(place, f"squall report {place}", f"squall compare {place} OTHER_RUN")
 
 

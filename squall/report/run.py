@@ -5,6 +5,8 @@
     gaps.parquet      the gaps between tokens, run-length coded as in `core.metrics.Gaps`
     summary.json      the numbers of docs/metrics.md
     events.jsonl.zst  the event log, on demand (`squall serve` writes it too)
+    replicas.parquet, steps.parquet, series.parquet, trace.json, vidur_metrics.parquet
+                      of a simulation, where [run] asks for them
     report.html       on demand
 
 A directory is written beside its place and then renamed: it is there in full or not at all, and never replaces another.
@@ -18,7 +20,7 @@ import os
 import shutil
 import tomllib
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,16 +29,34 @@ import msgspec
 
 from squall import config as configuration
 from squall.config import Config
-from squall.core.metrics import UNSET, Gaps, RequestRow, RunRecord
+from squall.core.metrics import UNSET, Gaps, Observed, RequestRow, RunRecord
 from squall.errors import ConfigError, SquallError
+from squall.report.detail import Use, detail, usage
+from squall.report.series import series
+from squall.report.steps import Stretches, write_steps
 from squall.report.summary import Lives, Summary, summarise
+from squall.report.trace import trace
+from squall.report.vidur import lives_of, request_metrics
 
 if TYPE_CHECKING:
     import polars
 
+    from squall.report.deployed import Deployed
+
 CONFIG, REQUESTS, GAPS, SUMMARY, REPORT = "config.toml", "requests.parquet", "gaps.parquet", "summary.json", "report.html"
 EVENTS = "events.jsonl.zst"
+REPLICAS, STEPS, SERIES, TRACE, VIDUR = (
+    "replicas.parquet",
+    "steps.parquet",
+    "series.parquet",
+    "trace.json",
+    "vidur_metrics.parquet",
+)
 _INSTANTS = tuple(name for name in RequestRow.__struct_fields__ if name.endswith("_at"))
+
+
+Content = bytes | Callable[[Path], None]
+"""What a file is to hold, or what writes it."""
 
 
 class StoredRun(msgspec.Struct, frozen=True):
@@ -56,6 +76,11 @@ class StoredRun(msgspec.Struct, frozen=True):
     def gaps(self) -> Gaps:
         frame = _read_parquet(self.path / GAPS)
         return Gaps(**{name: array("q", frame[name].to_list()) for name in Gaps.__struct_fields__})
+
+    def series(self) -> polars.DataFrame | None:
+        """The run over time; None where it was not asked for."""
+        path = self.path / SERIES
+        return _read_parquet(path) if path.is_file() else None
 
 
 def place_for(command: str, out: str | None) -> Path:
@@ -78,24 +103,60 @@ def place_for(command: str, out: str | None) -> Path:
 
 
 def write_run(
-    path: Path, record: RunRecord, config: Config, usd_per_gpu_hour: float | None, events: bytes | None = None
+    path: Path,
+    record: RunRecord,
+    config: Config,
+    usd_per_gpu_hour: float | None,
+    events: bytes | None = None,
+    on: Deployed | None = None,
 ) -> Summary:
-    """Write the run directory at `path`, which must not exist, and return its summary. `events`: a whole event log.
+    """Write the run directory at `path`, which must not exist, and return its summary.
+
+    Args:
+        events: a whole event log.
+        on: what it ran on, for utilisation and energy; of use where the run was observed.
 
     Raises:
         SquallError: `path` exists, or the disk is full or not writable; nothing is left behind then.
     """
-    summary = summarise(record, config.slo, usd_per_gpu_hour)
-    files = {
+    observed, seen = {}, None
+    energy_j = None
+    if record.observed is not None:
+        use = usage(record, record.observed, on)
+        seen = detail(record, record.observed, use, on)
+        energy_j = float(use.joules.sum()) if on is not None and on.gpu.power_w else None
+        observed = _observed_files(record, record.observed, use, config)
+    summary = summarise(record, config.slo, usd_per_gpu_hour, seen, energy_j)
+    files: dict[str, Content] = {
         CONFIG: configuration.dumps(config).encode(),
         REQUESTS: _requests_parquet(record.requests),
         GAPS: _gaps_parquet(record.gaps),
         SUMMARY: msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n",
+        **observed,
     }
+    if config.run.series_s is not None:
+        gpus = config.replica.tp * config.replica.pp
+        files[SERIES] = _parquet(series(record, config.slo, config.run.series_s, gpus))
     if events is not None:
         files[EVENTS] = events
     _write_together(path, files)
     return summary
+
+
+def _observed_files(record: RunRecord, observed: Observed, use: Use, config: Config) -> dict[str, Content]:
+    """What is kept of the engines: as much as was asked for."""
+    import polars as pl
+
+    files: dict[str, Content] = {REPLICAS: _parquet(pl.DataFrame({name: getattr(use, name) for name in Use.__struct_fields__}))}
+    if config.run.steps:
+        files[STEPS] = lambda path: write_steps(Stretches(observed), path)
+    if config.run.trace:
+        files[TRACE] = trace(record, observed, config.run.trace_from_s)
+    if config.run.compat == "vidur":
+        ids, lives = lives_of(record.requests, observed)
+        frame = pl.DataFrame({"Request Id": ids, **request_metrics(lives)})
+        files[VIDUR] = _parquet(frame.with_columns(pl.selectors.float().fill_nan(None)))
+    return files
 
 
 def read_run(path: Path) -> StoredRun:
@@ -130,12 +191,15 @@ def write_file(path: Path, content: bytes) -> None:
         raise SquallError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _write_together(path: Path, files: Mapping[str, bytes]) -> None:
+def _write_together(path: Path, files: Mapping[str, Content]) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.mkdir(parents=True)
         for name, content in files.items():
-            _write_and_sync(beside / name, content)
+            if callable(content):
+                content(beside / name)
+            else:
+                _write_and_sync(beside / name, content)
         if path.exists():  # a rename would silently replace an empty directory
             raise FileExistsError(0, "it exists already")
         beside.rename(path)

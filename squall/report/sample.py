@@ -55,6 +55,11 @@ class Sample(Struct, frozen=True):
         quantiles: NDArray[np.float64] = low + (high - low) * (rank - below)
         return quantiles
 
+    def nth(self, n: int) -> int | None:
+        """The n-th smallest, counted from 1, in nanoseconds; None where there are not so many."""
+        ends = np.cumsum(self.weights)
+        return int(self.values[np.searchsorted(ends, n)]) if len(ends) and n <= ends[-1] else None
+
     def distribution(self, unit: int = SECOND) -> Distribution | None:
         """Mean, percentiles and maximum in seconds (`unit` 1: of counts, as they are); None of nothing."""
         if not len(self.values):

@@ -5,7 +5,8 @@ Knows no files and no configuration beyond the objectives and the price of an ac
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from math import ceil
 from operator import attrgetter
 
 import numpy as np
@@ -13,9 +14,25 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from squall.config import Slo
-from squall.core.metrics import UNSET, Outcome, RequestRow, RunRecord
+from squall.core.metrics import UNSET, Gaps, Outcome, RequestRow, RunRecord
 from squall.core.types import SECOND
+from squall.report.detail import Detail
 from squall.report.sample import Distribution, Int64s, Sample, sample_of_gaps
+
+
+class Quantile(Struct, frozen=True):
+    """What became of a promise such as `ttft_p90_s`.
+
+    Attributes:
+        name: its key in `[slo]`.
+        promised_s, reached_s: the latter is None where so many requests never had such a time.
+        met: at least that share of all requests (of gaps) is within what was promised.
+    """
+
+    name: str
+    promised_s: float
+    reached_s: float | None
+    met: bool
 
 
 class Summary(Struct, frozen=True):
@@ -49,6 +66,10 @@ class Summary(Struct, frozen=True):
     num_events: int | None
     wall_s: float
     latency_source: str
+    slo_met: bool | None = None
+    slo_quantiles: tuple[Quantile, ...] = ()
+    energy_j: float | None = None
+    detail: Detail | None = None
 
 
 class Lives(Struct, frozen=True):
@@ -97,8 +118,8 @@ class Lives(Struct, frozen=True):
         spent = self.finished_at[several] - self.first_token_at[several]
         return np.rint(spent / (self.num_output_tokens[several] - 1)).astype(np.int64)
 
-    def num_within(self, slo: Slo) -> int:
-        """Requests that completed within every objective given. A request of one token has no TPOT that could be too long."""
+    def within(self, slo: Slo) -> NDArray[np.bool_]:
+        """Which requests completed within every objective given. One of a single token has no TPOT that could be too long."""
         good = self.completed
         if slo.ttft_s is not None:
             good &= self.first_token_at - self.arrived_at <= round(slo.ttft_s * SECOND)
@@ -106,11 +127,48 @@ class Lives(Struct, frozen=True):
             good &= self.finished_at - self.first_token_at <= round(slo.tbt_s * SECOND) * (self.num_output_tokens - 1)
         if slo.e2e_s is not None:
             good &= self.finished_at - self.arrived_at <= round(slo.e2e_s * SECOND)
-        return int(good.sum())
+        return good
 
 
-def summarise(record: RunRecord, slo: Slo, usd_per_gpu_hour: float | None) -> Summary:
-    """The summary of a run. The price may be unknown, as that of this machine's CPU; then there is no cost."""
+def quantiles(lives: Lives, gaps: Gaps, slo: Slo) -> tuple[Quantile, ...]:
+    """How the promised quantiles came out. A request that never had such a time is beyond any promise; gaps are those there are.
+
+    One of a single token keeps every TPOT, so it counts as 0.
+    """
+    found = []
+    for metric, share, promised_s in slo.quantiles():
+        sample, total = _asked(metric, lives, gaps)
+        needed = max(1, ceil(share * total - 1e-9))
+        reached = sample.nth(needed) if total else None
+        met = reached is not None and reached <= round(promised_s * SECOND)
+        reached_s = None if reached is None else reached / SECOND
+        found.append(Quantile(f"{metric}_p{100 * share:.0f}_s", promised_s, reached_s, met or not total))
+    return tuple(found)
+
+
+def _asked(metric: str, lives: Lives, gaps: Gaps) -> tuple[Sample, int]:
+    """The times that a metric has, and how many there should be."""
+    total = len(lives.outcome)
+    if metric == "tbt":
+        sample = sample_of_gaps(gaps)
+        return sample, int(sample.weights.sum())
+    if metric == "tpot":
+        single = int((lives.completed & (lives.num_output_tokens <= 1)).sum())
+        return Sample.of(np.concatenate((np.zeros(single, dtype=np.int64), lives.tpot()))), total
+    return Sample.of({"ttft": lives.ttft, "e2e": lives.e2e, "queue": lives.queued}[metric]()), total
+
+
+def summarise(
+    record: RunRecord,
+    slo: Slo,
+    usd_per_gpu_hour: float | None,
+    seen: Detail | None = None,
+    energy_j: float | None = None,
+) -> Summary:
+    """The summary of a run. The price may be unknown, as that of this machine's CPU; then there is no cost.
+
+    `seen` and `energy_j` are those of an observed run.
+    """
     lives = Lives.of(record.requests)
     outcomes = [row.outcome for row in record.requests]
     completed = outcomes.count(Outcome.COMPLETED)
@@ -118,7 +176,8 @@ def summarise(record: RunRecord, slo: Slo, usd_per_gpu_hour: float | None) -> Su
     makespan_s = record.ended_at / SECOND
     gpu_seconds = record.gpu_nanos / SECOND
     seen_inside = record.world == "simulated"  # a client knows of no steps
-    good = None if (slo.ttft_s, slo.tbt_s, slo.e2e_s) == (None, None, None) else lives.num_within(slo)
+    good = int(lives.within(slo).sum()) if slo.promises_requests else None
+    promised = quantiles(lives, record.gaps, slo)
     return Summary(
         world=record.world,
         requests=len(outcomes),
@@ -148,7 +207,18 @@ def summarise(record: RunRecord, slo: Slo, usd_per_gpu_hour: float | None) -> Su
         num_events=record.num_events if seen_inside else None,
         wall_s=record.wall_s,
         latency_source=record.latency_source,
+        slo_met=_met(good, len(outcomes), slo, promised),
+        slo_quantiles=promised,
+        energy_j=energy_j,
+        detail=seen,
     )
+
+
+def _met(good: int | None, total: int, slo: Slo, promised: Sequence[Quantile]) -> bool | None:
+    """Whether the service kept all that it promised; None where it promised nothing, or nobody came."""
+    if not total or (good is None and not promised):
+        return None
+    return (good is None or good >= ceil(slo.attainment * total - 1e-9)) and all(quantile.met for quantile in promised)
 
 
 def _rate(count: int, seconds: float) -> float:

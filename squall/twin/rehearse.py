@@ -5,6 +5,7 @@ Knows which part makes what. Reads what the configuration names (a trace, a prof
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,34 +15,51 @@ from squall.core.metrics import RunRecord
 from squall.errors import ConfigError
 from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import resolve_gpu
+from squall.sim.observe import Observer, watched
 from squall.sim.prepare import prepare
 from squall.sim.run import simulate
 from squall.workload.build import build
 from squall.workload.spec import OfferedRequest
 
 if TYPE_CHECKING:
-    from squall.eventlog import EventLog
+    from squall.report.progress import SimulationProgress
+    from squall.sim.observe import Watcher
 
 
-def rehearse(config: Config, events: EventLog | None = None) -> RunRecord:
-    """Simulate the fleet of `config` under its workload, and write down in `events` what every machine was told and did.
+def rehearse(config: Config, watchers: Sequence[Watcher] = (), progress: SimulationProgress | None = None) -> RunRecord:
+    """Simulate the fleet of `config` under its workload, while `watchers` look on and `progress` shows how far it is.
+
+    The record holds what was seen of the engines where `[run]` asks for it.
 
     Raises:
         ConfigError: it has no workload, or names something that is not there or does not fit.
     """
+    if progress is not None:
+        progress.phase("reading the workload")
     requests = offered(config, honours_after=True)
     latency, blocks = prepare(config, resolve_model(config.model.name), resolve_gpu(config.cluster.gpu))
-    log, created = (events.record, events.created) if events is not None else (None, None)
-    return simulate(config, requests, latency, blocks, log=log, created=created)
+    observer = Observer(latency, config.replica.block_size) if observes(config) else None
+    if progress is not None:
+        progress.phase("simulating", len(requests))
+    log, created = watched([watcher for watcher in (*watchers, observer, progress) if watcher is not None])
+    record = simulate(config, requests, latency, blocks, log=log, created=created)
+    record.observed = observer.observed if observer is not None else None
+    return record
 
 
-def rehearse_with_events(config: Config) -> tuple[RunRecord, bytes]:
+def observes(config: Config) -> bool:
+    """Whether `[run]` asks for more than what the requests tell."""
+    run = config.run
+    return run.detail or run.steps or run.trace or run.series_s is not None or run.compat is not None
+
+
+def rehearse_with_events(config: Config, progress: SimulationProgress | None = None) -> tuple[RunRecord, bytes]:
     """As `rehearse`, and the whole event log: some eight bytes an event."""
     from squall.eventlog import EventLog  # only now: few simulations write one
 
     file = BytesIO()
     events = EventLog(file)
-    record = rehearse(config, events)
+    record = rehearse(config, [events], progress)
     events.flush()
     return record, file.getvalue()
 
