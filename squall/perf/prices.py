@@ -1,15 +1,18 @@
 """From the prices of kinds of work to exact prices of steps: the one place where seconds become integers.
 
-Knows no model and no hardware; `roofline` and `profile` say what work costs. Why a run of k steps is one arithmetic
-progression, to the unit: over a run the decodes' context grows by the number of decodes a step and the chunk's offset by the
-chunk's length, nothing else changes; and both enter the price multiplied by a whole number of units (sixteenths of a
-nanosecond). Rounding those two factors costs at most 1/32 ns a context token.
+Knows no model and no hardware; `composed` and `profile` say what work costs. Why a run of k steps is made of arithmetic
+progressions, to the unit: over a run the decodes' context grows by the number of decodes a step and the chunk's offset by the
+chunk's length, nothing else changes; and a step's price rises by a whole number of units (sixteenths of a nanosecond) when one of
+them does, by another number beyond each bend of the curve.
 """
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from functools import cache
+from math import isqrt
 from typing import Protocol
 
+from squall.core.actions import Chunk
 from squall.core.types import Nanos
 from squall.perf.latency import UNITS_PER_NANO, BatchShape, Progression, only_stage
 
@@ -40,7 +43,8 @@ class Work(Protocol):
         ...
 
 
-def _units(seconds: float) -> int:
+def units(seconds: float) -> int:
+    """Seconds as whole units."""
     return int(seconds * UNITS_PER_SECOND + 0.5)
 
 
@@ -50,10 +54,10 @@ class StepPrices:
     def __init__(self, source: str, work: Work) -> None:
         self.source = source
         self.num_stages = 1
-        self._context = _units(work.context_s())
+        self._context = units(work.context_s())
         step = work.step_s()
-        self._tokens: Callable[[int], int] = cache(lambda tokens: max(UNITS_PER_NANO, _units(step + work.tokens_s(tokens))))
-        self._logits: Callable[[int], int] = cache(lambda rows: _units(work.logits_s(rows)) if rows else 0)
+        self._tokens: Callable[[int], int] = cache(lambda tokens: max(UNITS_PER_NANO, units(step + work.tokens_s(tokens))))
+        self._logits: Callable[[int], int] = cache(lambda rows: units(work.logits_s(rows)) if rows else 0)
         self._decodes: Callable[[int], int] = cache(lambda decodes: self._tokens(decodes) + self._logits(decodes))
         self._chunk: Callable[[int], tuple[int, int]] = cache(lambda tokens: _pair(work.chunk_s(tokens)))
 
@@ -82,4 +86,160 @@ class StepPrices:
 
 def _pair(seconds: tuple[float, float]) -> tuple[int, int]:
     own, each_before = seconds
-    return _units(own), _units(each_before)
+    return units(own), units(each_before)
+
+
+# -- prices that bend
+
+
+class Curves(Protocol):
+    """What each kind of work in a step costs, in seconds. No price falls when there is more work."""
+
+    def tokens_s(self, tokens: int) -> float:
+        """Whatever is in a step once, and what every computed token passes. `tokens` is at least 1."""
+        ...
+
+    def logits_s(self, rows: int) -> float:
+        """Head and sampling for `rows` tokens, at least 1."""
+        ...
+
+    def decode_s(self, batch: int) -> tuple[Sequence[int], Sequence[float]]:
+        """Attention of `batch` decodes: contexts of each of them, from 0 upwards, and seconds there; straight in between, and
+        beyond the last as before it. Two contexts or more."""
+        ...
+
+    def prefill_s(self, chunk: int) -> tuple[Sequence[int], Sequence[float]]:
+        """Attention of a prefill chunk: tokens before it, from 0 upwards, and seconds there."""
+        ...
+
+
+class Ramp:
+    """A price that rises with an amount, straight between knots. In steps of `stride` it rises by whole units.
+
+    Args:
+        knots: amounts, ascending from 0.
+        seconds: the price at each; what falls is taken to stay.
+        stride: at least 1.
+        fixed: units in every price.
+    """
+
+    def __init__(self, knots: Sequence[int], seconds: Sequence[float], stride: int, fixed: int) -> None:
+        self.stride = stride
+        self.knots = list(knots[:-1])
+        self.bases: list[int] = []
+        self.rises: list[int] = []
+        base = fixed + units(seconds[0])
+        for index, knot in enumerate(self.knots):
+            width = knots[index + 1] - knot
+            rise = max(0, round((fixed + seconds[index + 1] * UNITS_PER_SECOND - base) * stride / width))
+            self.bases.append(base)
+            self.rises.append(rise)
+            base += rise * width // stride
+
+    def at(self, amount: int) -> int:
+        """The price in units."""
+        index = bisect_right(self.knots, amount) - 1
+        return self.bases[index] + self.rises[index] * (amount - self.knots[index]) // self.stride
+
+
+class CurvePrices:
+    """A `LatencyModel` with one stage, made of curves; each is read once a size.
+
+    Several chunks in a step cost what one of an equivalent length does: the root of the sum of their squares, with as many pairs
+    of tokens (Agrawal et al., Vidur, 2024); but no less than the most expensive of them alone.
+    """
+
+    def __init__(self, source: str, curves: Curves) -> None:
+        self.source = source
+        self.num_stages = 1
+        self._curves = curves
+        self._tokens: Callable[[int], int] = cache(
+            lambda tokens: max(UNITS_PER_NANO, units(curves.tokens_s(tokens))) if tokens else 0
+        )
+        self._logits: Callable[[int], int] = cache(lambda rows: units(curves.logits_s(rows)) if rows else 0)
+        self._steps: Callable[[int], Ramp] = cache(lambda batch: self._decodes(batch, self.decode_units(batch)))
+        self._decode: Callable[[int], Ramp] = cache(lambda batch: self._decodes(batch, 0))
+        self._chunk: Callable[[int], Ramp] = cache(self._prefill)
+
+    def run(self, shape: BatchShape, steps: int) -> list[Progression]:
+        """See `LatencyModel.run`. A progression for each stretch between bends."""
+        decodes = shape.num_decodes
+        chunks = shape.chunks
+        if chunks:
+            return self._mixed(shape, steps)
+        ramp = self._steps(decodes)
+        context = shape.decode_context
+        knots = ramp.knots
+        after = bisect_right(knots, context)
+        if after < len(knots) and context + (steps - 1) * decodes >= knots[after]:
+            return _stretches(0, [(ramp, context)], steps)
+        rise = ramp.rises[after - 1]
+        return [Progression(steps, ramp.bases[after - 1] + rise * (context - knots[after - 1]) // decodes, rise)]
+
+    def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
+        """See `LatencyModel.stages`."""
+        return only_stage(self.run(shape, 1))
+
+    def decode_units(self, batch: int) -> int:
+        """What a step of decodes alone costs beside attention."""
+        return self._tokens(batch) + self._logits(batch)
+
+    def mixed_units(self, batch: int, tokens: int, rows: int) -> int:
+        """What a step of `batch` decodes and chunks of `tokens` tokens costs beside attention; `rows` of them are last ones."""
+        return self._tokens(batch + tokens) + self._logits(batch + rows)
+
+    def _mixed(self, shape: BatchShape, steps: int) -> list[Progression]:
+        decodes = shape.num_decodes
+        chunks = shape.chunks
+        tokens = rows = 0
+        for chunk in chunks:
+            tokens += chunk.num_tokens
+            rows += chunk.last
+        fixed = self.mixed_units(decodes, tokens, rows)
+        if steps == 1:
+            fixed += self._chunks(chunks)
+            if decodes:
+                fixed += self._decode(decodes).at(shape.decode_context)
+            return [Progression(1, fixed, 0)]
+        climbs = [(self._chunk(tokens), chunks[0].offset)]
+        if decodes:
+            climbs.append((self._decode(decodes), shape.decode_context))
+        return _stretches(fixed, climbs, steps)
+
+    def _chunks(self, chunks: Sequence[Chunk]) -> int:
+        if len(chunks) == 1:
+            return self._chunk(chunks[0].num_tokens).at(chunks[0].offset)
+        squares = before = most = 0
+        for chunk in chunks:
+            length = chunk.num_tokens
+            squares += length * length
+            before += length * chunk.offset
+            most = max(most, self._chunk(length).at(chunk.offset))
+        length = max(1, (isqrt(4 * squares) + 1) // 2)
+        return max(most, self._chunk(length).at(before // length))
+
+    def _decodes(self, batch: int, fixed: int) -> Ramp:
+        contexts, seconds = self._curves.decode_s(batch)
+        return Ramp([batch * context for context in contexts], seconds, batch, fixed)
+
+    def _prefill(self, chunk: int) -> Ramp:
+        before, seconds = self._curves.prefill_s(chunk)
+        return Ramp(before, seconds, chunk, 0)
+
+
+def _stretches(fixed: int, climbs: Sequence[tuple[Ramp, int]], steps: int) -> list[Progression]:
+    """`steps` steps, in each of which every ramp's amount grows by its stride; they start at the amounts given."""
+    out: list[Progression] = []
+    done = 0
+    while done < steps:
+        count, first, increment = steps - done, fixed, 0
+        for ramp, start in climbs:
+            amount = start + done * ramp.stride
+            after = bisect_right(ramp.knots, amount)
+            first += ramp.at(amount)
+            increment += ramp.rises[after - 1]
+            if after < len(ramp.knots):
+                count = min(count, -((amount - ramp.knots[after]) // ramp.stride))
+        out.append(Progression(count, first, increment))
+        done += count
+    return out

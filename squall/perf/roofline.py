@@ -1,111 +1,184 @@
-"""Step times from the datasheet: what a GPU's peaks and fixed efficiencies say of a model it has never run.
+"""Operator times from the datasheet: what a GPU's peaks, and curves of how near it comes to them, say of any operator.
 
-Knows no requests and no measurement of this deployment; the last resort, right to some tens of per cent. The efficiencies
-below are fitted to public measurements in NVIDIA's aiconfigurator (Apache-2.0): times of vLLM's GEMM, attention and all-reduce
-kernels on A100, H100 and H200, and for latencies that no kernel shows alone the measured time per output token of dense
-models on H100 and B200. A GPU that is not among them is taken to behave alike; an RTX 4090 was measured up to a third faster.
+Knows no measurement of this deployment: the last resort, which answers everything, right to some tens of per cent (the
+spreads say how many). `efficiency` holds the curves.
 """
 
-from collections.abc import Sequence
 from math import hypot
 
 from msgspec import Struct
 
-from squall.core.types import Nanos
+from squall.perf.composed import Composed
+from squall.perf.decompose import Layout
+from squall.perf.dtypes import dtype_bytes, dtype_name
+from squall.perf.efficiency import NETWORK, Efficiency, LinkCurve, efficiency_of
 from squall.perf.hardware import Gpu
-from squall.perf.latency import BatchShape, Progression
-from squall.perf.model import ModelSpec, dtype_bytes, dtype_name
-from squall.perf.prices import StepPrices
+from squall.perf.model import ModelSpec
+from squall.perf.operators import AttentionShape, Estimate, Provenance
 
 
-class Efficiency(Struct, frozen=True):
-    """How much of its peaks a kind of hardware reaches, and what it spends on top.
+class Links(Struct, frozen=True):
+    """What joins the GPUs of a replica beyond their own link.
 
     Attributes:
-        gemm_compute: share of the peak that large matrix products reach.
-        gemm_memory: share of the bandwidth that matrix products of few rows reach.
-        stream: the same of element-wise kernels.
-        prefill_attention, decode_attention: of the peak, and of the bandwidth.
-        link: share of the link's bandwidth that an all-reduce reaches.
-        link_latency_s, link_wait_s: of one all-reduce, whatever its size; and per further GPU, which comes a little later.
-        kernel_s: start and end of one kernel, in a captured graph.
-        row_s: sampling for one request.
-        step_s: what a step costs beside the GPU's own work (scheduling, inputs, sampling, hand-over).
+        gpus_per_node: collectives of more GPUs go through the network.
+        network_bandwidth: bytes a second and direction between nodes, for each GPU when all of them send.
     """
 
-    gemm_compute: float
-    gemm_memory: float
-    stream: float
-    prefill_attention: float
-    decode_attention: float
-    link: float
-    link_latency_s: float
-    link_wait_s: float
-    kernel_s: float
-    row_s: float
-    step_s: float
+    gpus_per_node: int = 8
+    network_bandwidth: float = 50e9
 
 
-GPU_EFFICIENCY = Efficiency(
-    gemm_compute=0.82,
-    gemm_memory=0.77,
-    stream=0.7,
-    prefill_attention=0.55,
-    decode_attention=0.75,
-    link=0.65,
-    link_latency_s=3.5e-6,
-    link_wait_s=1.5e-6,
-    kernel_s=2e-6,
-    row_s=2e-6,
-    step_s=1e-3,
-)
-CPU_EFFICIENCY = Efficiency(
-    gemm_compute=0.75,
-    gemm_memory=0.8,
-    stream=0.5,
-    prefill_attention=0.4,
-    decode_attention=0.5,
-    link=1.0,
-    link_latency_s=0.0,
-    link_wait_s=0.0,
-    kernel_s=4e-6,
-    row_s=50e-6,
-    step_s=1e-3,
-)
+GEMM, ATTENTION, LINK, EXPERTS, STREAM = 0.25, 0.4, 0.3, 0.7, 0.5
+"""Spreads where kernels of the very GPU were fitted: nine of ten of those points lie within."""
 
-KERNELS_PER_LAYER = 9
-"""Two norms, four matrix products, rotary embedding with the cache write, attention, activation."""
+UNMEASURED = 1.6
+"""How much wider they are for a GPU that was not measured."""
 
 
-class Gemm(Struct, frozen=True):
-    """A matrix product: seconds of arithmetic a token, and seconds of memory traffic for the weights and a token."""
+class RooflineSource:
+    """An `OperatorSource` that knows everything."""
 
-    arithmetic: float
-    weights: float
-    traffic: float
+    name = "roofline"
+
+    def __init__(self, gpu: Gpu, links: Links | None = None, efficiency: Efficiency | None = None, dtype: str = "bf16") -> None:
+        self.gpu = gpu
+        self.links = links or Links()
+        self.efficiency = efficiency or efficiency_of(gpu)
+        self.dtype = dtype
+        self._wide = dtype_bytes(dtype)
+        self._spread = 1.0 if self.efficiency.measured else UNMEASURED
+
+    def gemm(self, tokens: int, rows: int, columns: int, dtype: str) -> Estimate:
+        """See `OperatorSource.gemm`."""
+        narrow = self._computes_narrow(dtype)
+        curve = self.efficiency.gemm_8 if narrow else self.efficiency.gemm
+        traffic = rows * columns * dtype_bytes(dtype) + tokens * (rows + columns) * self._wide
+        seconds = curve.seconds(2.0 * tokens * rows * columns / self._peak(dtype), traffic / self.gpu.bandwidth)
+        if curve.quantise and narrow:
+            seconds += curve.quantise * tokens * rows / self.gpu.bandwidth
+        return self._estimate(seconds, GEMM)
+
+    def moe(self, tokens: int, hidden: int, inter: int, experts: int, top_k: int, dtype: str, tp: int, ep: int) -> Estimate:
+        """See `OperatorSource.moe`. Weights are read of the experts that at least one token is expected to choose, were the
+        choices even and independent; every token's inputs and results are moved as well."""
+        touched = expected_experts(experts, top_k, tokens) / ep
+        width = inter / tp
+        pairs = tokens * top_k / ep
+        traffic = touched * 3 * hidden * width * dtype_bytes(dtype) + pairs * (2 * hidden + 3 * width) * self._wide
+        curve = self.efficiency.experts_8 if self._computes_narrow(dtype) else self.efficiency.experts
+        arithmetic = 6 * pairs * hidden * width / self._peak(dtype)
+        return self._estimate(curve.seconds(arithmetic, traffic / self.gpu.bandwidth), EXPERTS)
+
+    def elementwise(self, num_bytes: int) -> Estimate:
+        """See `OperatorSource.elementwise`."""
+        rate = self.gpu.bandwidth * self.efficiency.stream
+        return self._estimate(self.efficiency.stream_s + num_bytes / rate, STREAM)
+
+    def decode_attention(self, batch: int, context: int, shape: AttentionShape) -> Estimate:
+        """See `OperatorSource.decode_attention`. Bound by reading the cache, of at least a tile of tokens a sequence; latent
+        attention by its arithmetic as well, since all heads share what is read."""
+        curve = self.efficiency.attention
+        seen = hypot(context if shape.window is None else min(context, shape.window), curve.decode_tile)
+        values = shape.kv_rank + shape.rope_dim if shape.kind == "mla" else shape.kv_heads * (shape.head_dim + _value_dim(shape))
+        share = curve.decode_memory if dtype_bytes(shape.kv_dtype) >= 2 else curve.decode_memory_8
+        reading = batch * seen * values * dtype_bytes(shape.kv_dtype) / (self.gpu.bandwidth * share)
+        if shape.kind == "mla":
+            flops = 2.0 * batch * seen * shape.heads * (2 * shape.kv_rank + shape.rope_dim)
+            reading = hypot(reading, flops / (self._peak(shape.dtype) * curve.prefill_compute))
+        return self._estimate(curve.decode_s + reading, ATTENTION)
+
+    def prefill_attention(self, chunk: int, before: int, shape: AttentionShape) -> Estimate:
+        """See `OperatorSource.prefill_attention`. Arithmetic for every pair of tokens, or reading the cache where that takes
+        longer."""
+        curve = self.efficiency.attention
+        pairs = seen_pairs(chunk, before, shape.window) + chunk * curve.prefill_tile
+        flops = 2.0 * shape.heads * (shape.head_dim + _value_dim(shape)) * pairs
+        arithmetic = flops / (self._peak(shape.dtype) * curve.prefill_compute)
+        kept = before + chunk if shape.window is None else min(before + chunk, shape.window + chunk)
+        values = shape.kv_rank + shape.rope_dim if shape.kind == "mla" else shape.kv_heads * (shape.head_dim + _value_dim(shape))
+        reading = kept * values * dtype_bytes(shape.kv_dtype) / (self.gpu.bandwidth * curve.decode_memory)
+        return self._estimate(curve.prefill_s + max(arithmetic, reading), ATTENTION)
+
+    # -- between GPUs
+
+    def all_reduce(self, num_bytes: int, gpus: int) -> Estimate:
+        """See `OperatorSource.all_reduce`: every GPU sends 2 (n - 1) / n of the tensor."""
+        return self._collective(self.efficiency.all_reduce, 2 * (gpus - 1) / gpus * num_bytes, gpus)
+
+    def all_gather(self, num_bytes: int, gpus: int) -> Estimate:
+        """See `OperatorSource.all_gather`: every GPU sends (n - 1) / n of the tensor."""
+        return self._collective(self.efficiency.ring, (gpus - 1) / gpus * num_bytes, gpus)
+
+    def reduce_scatter(self, num_bytes: int, gpus: int) -> Estimate:
+        """See `OperatorSource.reduce_scatter`: every GPU sends (n - 1) / n of the tensor."""
+        return self._collective(self.efficiency.ring, (gpus - 1) / gpus * num_bytes, gpus)
+
+    def all_to_all(self, num_bytes: int, gpus: int) -> Estimate:
+        """See `OperatorSource.all_to_all`: what stays on the GPU is not sent."""
+        return self._collective(self.efficiency.all_to_all, (gpus - 1) / gpus * num_bytes, gpus)
+
+    def send(self, num_bytes: int, gpus: int) -> Estimate:
+        """See `OperatorSource.send`."""
+        network = gpus * 2 > self.links.gpus_per_node
+        bandwidth = self.links.network_bandwidth if network else self.gpu.link_bandwidth
+        share = NETWORK.share if network else 0.8
+        start = NETWORK.start_s if network else self.efficiency.send_s
+        return self._estimate(start + num_bytes / (bandwidth * share), LINK)
+
+    def _collective(self, curve: LinkCurve, sent: float, gpus: int) -> Estimate:
+        if gpus < 2:
+            return self._estimate(0.0, LINK)
+        bandwidth = self.gpu.link_bandwidth
+        if gpus > self.links.gpus_per_node:
+            curve, bandwidth = NETWORK, self.links.network_bandwidth
+        return self._estimate(curve.seconds(sent / bandwidth, gpus), LINK)
+
+    # -- peaks
+
+    def _peak(self, dtype: str) -> float:
+        """Operations a second with weights of that type; what the GPU does not compute in is widened to 16 bits first."""
+        gpu = self.gpu
+        if dtype == "fp8" and gpu.fp8_flops is not None:
+            return gpu.fp8_flops
+        if dtype == "nvfp4" and gpu.fp4_flops is not None:
+            return gpu.fp4_flops
+        return gpu.flops / 2 if dtype == "fp32" and gpu.kind != "cpu" else gpu.flops
+
+    def _computes_narrow(self, dtype: str) -> bool:
+        return (dtype == "fp8" and self.gpu.fp8_flops is not None) or (dtype == "nvfp4" and self.gpu.fp4_flops is not None)
+
+    def _estimate(self, seconds: float, spread: float) -> Estimate:
+        return Estimate(seconds, Provenance.ROOFLINE, spread * self._spread)
 
 
-def seconds(gemms: Sequence[Gemm], tokens: int) -> float:
-    """One product after the other.
-
-    Arithmetic and traffic of each overlap, but not fully: measured times lie near the root of the sum of squares.
-    """
-    total = 0.0
-    for gemm in gemms:
-        total += hypot(gemm.arithmetic * tokens, gemm.weights + gemm.traffic * tokens)
-    return total
+def _value_dim(shape: AttentionShape) -> int:
+    return shape.value_dim or shape.head_dim
 
 
-class Roofline:
-    """A `LatencyModel` from a datasheet, and the times it is made of.
+def expected_experts(experts: int, top_k: int, tokens: int) -> float:
+    """Distinct experts that `tokens` tokens choose together, `top_k` each, evenly and independently: n (1 - (1 - k / n)^t)."""
+    return experts * (1.0 - (1.0 - top_k / experts) ** tokens)
+
+
+def seen_pairs(chunk: int, before: int, window: int | None) -> float:
+    """Pairs of a token of the chunk and a token that it attends to, half of itself included; no more than a window each."""
+    if window is None or before + chunk <= window:
+        return chunk * (before + chunk / 2)
+    growing = max(0, window - before)  # tokens whose window is not full yet
+    return growing * (before + growing / 2) + (chunk - growing) * window
+
+
+class Roofline(Composed):
+    """A `LatencyModel` from a datasheet alone.
 
     Args:
         model: the sizes.
-        gpu: the peaks; `tp` of them share every layer.
-        tp: GPUs of one replica.
+        gpu: the peaks.
+        tp: GPUs that share every layer.
         dtype: of the weights; "auto" is the checkpoint's own on a GPU and fp32 on a CPU.
         kv_dtype: of the KV cache; "auto" is the activations'.
-        efficiency: None takes the constants above.
+        efficiency: None takes the GPU's own curves.
         overhead_s: replaces the efficiency's `step_s`.
 
     Raises ConfigError where `tp` cannot share the model or a number type is unknown.
@@ -121,107 +194,17 @@ class Roofline:
         efficiency: Efficiency | None = None,
         overhead_s: float | None = None,
     ) -> None:
-        model.check_tp(tp)
-        self.model = model
-        self.gpu = gpu
-        self.tp = tp
-        self.dtype, self.weight_dtype = model.dtypes(default_dtype(model, gpu) if dtype == "auto" else dtype)
-        self.kv_dtype = self.dtype if kv_dtype == "auto" else dtype_name(kv_dtype)
-        self.efficiency = efficiency or (CPU_EFFICIENCY if gpu.kind == "cpu" else GPU_EFFICIENCY)
-        self.overhead_s = self.efficiency.step_s if overhead_s is None else overhead_s
-        self.source = f"roofline ({model.name} on {tp} x {gpu.name}, {self.weight_dtype})"
-        self._num_layers = model.num_layers
-        self._layer = [self._gemm(rows, columns, self.weight_dtype) for rows, columns in self._layer_matrices()]
-        self._head = [self._gemm(model.hidden_size, model.vocab_size / tp, self.dtype)]
-        self._wait_s = self._rendezvous_s()
-        self._token_s = self._elementwise_s() + 2 * self._transfer_s(model.hidden_size)
-        self._context_s = self._cache_read_s()
-        self._pair_s = self._attention_s()
-        self.num_stages = 1
-        self._prices = StepPrices(self.source, self)
+        layout = layout_of(model, gpu, Layout(tp=tp), dtype, kv_dtype)
+        source = RooflineSource(gpu, efficiency=efficiency, dtype=layout.dtype)
+        super().__init__(model, gpu.name, layout, [source], source.efficiency, overhead_s)
 
-    def run(self, shape: BatchShape, steps: int) -> list[Progression]:
-        """See `LatencyModel.run`."""
-        return self._prices.run(shape, steps)
 
-    def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
-        """See `LatencyModel.stages`."""
-        return self._prices.stages(shape)
+def layout_of(model: ModelSpec, gpu: Gpu, layout: Layout, dtype: str, kv_dtype: str) -> Layout:
+    """The layout with its number types filled in. Raises ConfigError for an unknown one."""
+    from msgspec.structs import replace
 
-    # -- the times of `prices.Work`
-
-    def step_s(self) -> float:
-        return self.overhead_s + self._num_layers * KERNELS_PER_LAYER * self.efficiency.kernel_s
-
-    def tokens_s(self, tokens: int) -> float:
-        """Every layer: its matrices, its element-wise kernels and two all-reduces."""
-        return self._num_layers * (seconds(self._layer, tokens) + tokens * self._token_s + 2 * self._wait_s)
-
-    def logits_s(self, rows: int) -> float:
-        """The head, gathering its shares of the vocabulary, and sampling."""
-        gather = self._wait_s + rows * self._transfer_s(self.model.vocab_size) / 2
-        return seconds(self._head, rows) + gather + rows * self.efficiency.row_s
-
-    def context_s(self) -> float:
-        return self._context_s
-
-    def chunk_s(self, tokens: int) -> tuple[float, float]:
-        """Attention of a chunk is bound by arithmetic, unless the chunk is so short that reading the cache takes longer."""
-        return self._pair_s * tokens * (tokens + 1) / 2, max(self._pair_s * tokens, self._context_s)
-
-    # -- what they are made of
-
-    def _layer_matrices(self) -> tuple[tuple[float, float], ...]:
-        """(rows, columns) of a layer's weight matrices on one GPU: query, key and value; output; gate and up; down."""
-        model, tp = self.model, self.tp
-        kv = 2 * model.kv_heads_per_gpu(tp) * model.head_dim
-        return (
-            (model.hidden_size, model.q_size / tp + kv),
-            (model.q_size / tp, model.hidden_size),
-            (model.hidden_size, 2 * model.intermediate_size / tp),
-            (model.intermediate_size / tp, model.hidden_size),
-        )
-
-    def _gemm(self, rows: float, columns: float, weight_dtype: str) -> Gemm:
-        """The product of a token's `rows` values with a matrix of `rows` x `columns` weights."""
-        bandwidth = self.gpu.bandwidth * self.efficiency.gemm_memory
-        return Gemm(
-            arithmetic=2 * rows * columns / (self._peak(weight_dtype) * self.efficiency.gemm_compute),
-            weights=rows * columns * dtype_bytes(weight_dtype) / bandwidth,
-            traffic=(rows + columns) * dtype_bytes(self.dtype) / bandwidth,
-        )
-
-    def _peak(self, dtype: str) -> float:
-        """Operations a second with weights of that type; int4 and int8 weights are computed in 16 bits."""
-        if dtype == "fp8" and self.gpu.fp8_flops is not None:
-            return self.gpu.fp8_flops
-        return self.gpu.flops / 2 if dtype == "fp32" and self.gpu.kind != "cpu" else self.gpu.flops
-
-    def _cache_read_s(self) -> float:
-        """One token's keys and values, all layers: a decode's attention reads them once."""
-        bytes_ = self.model.kv_bytes_per_token(self.kv_dtype, self.tp)
-        return bytes_ / (self.gpu.bandwidth * self.efficiency.decode_attention)
-
-    def _attention_s(self) -> float:
-        """Arithmetic for one pair of tokens, all layers: a product of query and key, and one of weight and value."""
-        flops = 4 * self._num_layers * self.model.q_size / self.tp
-        return flops / (self._peak(self.dtype) * self.efficiency.prefill_attention)
-
-    def _elementwise_s(self) -> float:
-        """One token in one layer: norms with the residual (two reads, two writes, twice), rotary embedding, activation, cache."""
-        model = self.model
-        whole = 8 * model.hidden_size
-        shared = 2 * (model.q_size + 2 * model.kv_size) + 3 * model.intermediate_size
-        return (whole + shared / self.tp) * dtype_bytes(self.dtype) / (self.gpu.bandwidth * self.efficiency.stream)
-
-    def _transfer_s(self, values: int) -> float:
-        """An all-reduce of so many values, as a ring: every GPU sends 2 (tp - 1) / tp of them."""
-        sent = 2 * (self.tp - 1) / self.tp * values * dtype_bytes(self.dtype)
-        return sent / (self.gpu.link_bandwidth * self.efficiency.link)
-
-    def _rendezvous_s(self) -> float:
-        """What an all-reduce costs whatever its size."""
-        return self.efficiency.link_latency_s + self.efficiency.link_wait_s * (self.tp - 1) if self.tp > 1 else 0.0
+    plain, weights = model.dtypes(default_dtype(model, gpu) if dtype == "auto" else dtype)
+    return replace(layout, dtype=plain, weight_dtype=weights, kv_dtype=plain if kv_dtype == "auto" else dtype_name(kv_dtype))
 
 
 def default_dtype(model: ModelSpec, gpu: Gpu) -> str:

@@ -40,9 +40,9 @@ def fitted(measured: list[Point]) -> Profile:
 MACHINE = Roofline(resolve_model("smollm2"), GPUS["l4"])
 
 
-def test_a_curve_fitted_to_a_machine_prices_its_steps_within_two_per_cent() -> None:
+def test_a_curve_fitted_to_a_machine_prices_its_steps_within_three_per_cent() -> None:
     profile = fitted(points(MACHINE))
-    assert profile.p95_error < 0.02
+    assert profile.p95_error < 0.03
     between = [Point(12, 12 * 900, 0, 0, False, 1.0), Point(0, 0, 384, 512, True, 1.0), Point(8, 8 * 700, 128, 256, False, 1.0)]
     for point in between:
         assert priced(ProfileModel(profile), point) == pytest.approx(priced(MACHINE, point), rel=0.05)

@@ -76,7 +76,8 @@ def test_a_run_of_k_steps_costs_what_k_single_steps_cost_to_the_unit(
 )
 def test_more_work_never_costs_less(model: LatencyModel, decodes: int, context: int, offset: int, chunk: int, more: int) -> None:
     price = units(model, step(decodes, context, (offset, chunk, False)))
-    assert units(model, step(decodes + more, context, (offset, chunk, False))) >= price
+    as_long = more * -(-context // decodes)  # further requests bring a context as long as the others'
+    assert units(model, step(decodes + more, context + as_long, (offset, chunk, False))) >= price
     assert units(model, step(decodes, context + more, (offset, chunk, False))) >= price
     assert units(model, step(decodes, context, (offset + more, chunk, False))) >= price
     assert units(model, step(decodes, context, (offset, chunk + more, False))) >= price
@@ -104,7 +105,7 @@ def test_a_prompt_costs_nearly_the_same_whole_and_in_chunks_of_1024() -> None:
 def test_logits_are_paid_by_decodes_and_last_chunks_only() -> None:
     model = Roofline(resolve_model("llama-3-8b"), GPUS["a100-80g"])
     head = seconds(model, step(0, 0, (0, 512, True))) - seconds(model, step(0, 0, (0, 512, False)))
-    assert head == pytest.approx(model.logits_s(1), abs=1e-9)
+    assert head == pytest.approx(model.curves.logits_s(1), abs=1e-9)
     assert head > 128256 * 4096 * 2 / GPUS["a100-80g"].bandwidth
 
 
@@ -117,8 +118,8 @@ def test_gpus_that_share_a_model_are_faster_but_not_by_their_number() -> None:
 def test_eight_bit_weights_and_cache_are_read_faster() -> None:
     spec, gpu = resolve_model("llama-3-8b"), GPUS["h100-sxm"]
     few, many = step(64, 6_400), step(64, 400_000)
-    assert seconds(Roofline(spec, gpu, dtype="fp8"), few) < 0.75 * seconds(Roofline(spec, gpu), few)
-    assert seconds(Roofline(spec, gpu, kv_dtype="fp8"), many) < 0.75 * seconds(Roofline(spec, gpu), many)
+    assert seconds(Roofline(spec, gpu, dtype="fp8"), few) < 0.8 * seconds(Roofline(spec, gpu), few)
+    assert seconds(Roofline(spec, gpu, kv_dtype="fp8"), many) < 0.8 * seconds(Roofline(spec, gpu), many)
 
 
 def test_the_overhead_is_a_term_of_its_own() -> None:

@@ -1,0 +1,354 @@
+"""A latency model put together from operators: each is asked of the most trustworthy source that knows it.
+
+Knows no table and no datasheet: sources answer, `decompose` says what to ask. Prices are worked out when a size first occurs:
+what every token passes on a grid of sizes (every one up to 16, then eight to a doubling) with straight lines between, attention
+on a grid of sizes and contexts; where a source dips, the price stays. A step then costs two look-ups whatever it holds.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from math import hypot
+
+from msgspec import Struct
+
+from squall.core.types import Nanos
+from squall.errors import ConfigError
+from squall.perf.decompose import Collective, Layout, Operator, Stage, refuse_overlap_alone, stages
+from squall.perf.efficiency import Efficiency
+from squall.perf.latency import UNITS_PER_NANO, BatchShape, Progression
+from squall.perf.model import ModelSpec
+from squall.perf.operators import AttentionShape, Estimate, OperatorSource, Provenance
+from squall.perf.prices import CurvePrices
+
+LONGEST = 1 << 17
+"""Contexts up to this, or the model's longest, have knots; beyond, prices go on as before."""
+
+OVERHEAD = 0.8
+"""Spread of the terms that no kernel shows: overhead of a step, sampling, waiting for each other."""
+
+
+class Line(Struct, frozen=True):
+    """An operator of a step.
+
+    Attributes:
+        stage: of the pipeline, from 0.
+        kind: "token", "sequence", "communication" or "step".
+        count: how often it runs.
+        seconds: all of them together.
+        source: who said so.
+    """
+
+    stage: int
+    operator: str
+    kind: str
+    count: int
+    seconds: float
+    provenance: Provenance
+    spread: float
+    source: str
+
+
+class Composed:
+    """A `LatencyModel` from operators.
+
+    Args:
+        model: the sizes.
+        place: the GPU's name, for reports.
+        layout: how the model lies on GPUs.
+        sources: the most trustworthy first; the last one must know every operator.
+        efficiency: the terms that no operator shows.
+        overhead_s: replaces the efficiency's `step_s`.
+        launch_s: what the CPU needs to start a kernel, for engines that capture no graphs; 0 where they do.
+
+    Raises ConfigError for a layout that cannot be.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        place: str,
+        layout: Layout,
+        sources: Sequence[OperatorSource],
+        efficiency: Efficiency,
+        overhead_s: float | None = None,
+        launch_s: float = 0.0,
+    ) -> None:
+        refuse_overlap_alone(layout)
+        self.model = model
+        self.layout = layout
+        self.sources = tuple(sources)
+        self.num_stages = layout.pp
+        self.terms = Terms(efficiency, layout, overhead_s, launch_s)
+        self._cut = stages(model, layout)
+        longest = max(LONGEST, model.max_position)
+        ask = self.sources
+        self.curves = StageCurves(self._cut, ask, self.terms, longest, handing_on=True)
+        parts = [StageCurves([stage], ask, self.terms, longest, not layout.overlap_send, index == 0)
+                 for index, stage in enumerate(self._cut)]  # fmt: skip
+        self.source = self._name(place)
+        self._whole = self._prices(self.curves)
+        self._parts = [self._whole] if layout.pp == 1 else [self._prices(part) for part in parts]
+
+    def _prices(self, curves: "StageCurves") -> CurvePrices:
+        return CurvePrices(self.source, curves)
+
+    def run(self, shape: BatchShape, steps: int) -> list[Progression]:
+        """See `LatencyModel.run`. With several stages: the time that a step takes to pass all of them."""
+        return self._whole.run(shape, steps)
+
+    def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
+        """See `LatencyModel.stages`. With `overlap_send` handing on hides behind the stage's own work."""
+        busy = [part.run(shape, 1)[0].first // UNITS_PER_NANO for part in self._parts]
+        if self.layout.overlap_send:
+            tokens = shape.num_decodes + sum(chunk.num_tokens for chunk in shape.chunks)
+            for index, stage in enumerate(self._cut):
+                if stage.send:
+                    busy[index] = max(busy[index], round(_best(self.sources, _asks(stage.send, tokens))[0].seconds * 1e9))
+        return tuple(busy)
+
+    # -- what it is made of
+
+    def explain(self, shape: BatchShape) -> list[Line]:
+        """Every operator of one step at its own size, and who said how long it takes."""
+        return [line for index, stage in enumerate(self._cut) for line in self._lines(index, stage, shape)]
+
+    def _lines(self, index: int, stage: Stage, shape: BatchShape) -> Iterator[Line]:
+        decodes, chunks = shape.num_decodes, shape.chunks
+        tokens = decodes + sum(chunk.num_tokens for chunk in chunks)
+        rows = decodes + sum(1 for chunk in chunks if chunk.last)
+        asked = [(operator, tokens) for operator in stage.tokens] + [(operator, rows) for operator in stage.rows if rows]
+        asked += [(stage.send, tokens)] if stage.send else []
+        for operator, size in asked:
+            kind = "communication" if isinstance(operator, Collective) else "token"
+            yield self._line(index, operator.name, kind, operator.count, _asks(operator, size))
+        for count, attention in stage.attention:
+            seen = f" (window {attention.window})" if attention.window else ""
+            if decodes:
+                batch, context = self.terms.of_group(decodes), max(1, shape.decode_context // decodes)
+                yield self._line(index, f"decode attention{seen}", "sequence", count, _decode(batch, context, attention))
+            for chunk in chunks:
+                ask = _prefill(chunk.num_tokens, chunk.offset, attention)
+                yield self._line(index, f"prefill attention{seen}", "sequence", count, ask)
+        busy = sum(operator.count * _best(self.sources, _asks(operator, size))[0].seconds
+                   for operator, size in asked if operator not in stage.rows)  # fmt: skip
+        for name, seconds in self.terms.named(stage, index == 0, rows, busy):
+            if seconds:
+                yield Line(index, name, "step", 1, seconds, Provenance.ROOFLINE, OVERHEAD, "constants")
+
+    def _line(self, stage: int, name: str, kind: str, count: int, ask: "_Ask") -> Line:
+        estimate, source = _best(self.sources, ask)
+        return Line(stage, name, kind, count, count * estimate.seconds, estimate.provenance, estimate.spread, source)
+
+    def _name(self, place: str) -> str:
+        layout = self.layout
+        gpus = f"{max(layout.tp, layout.ep) * layout.pp} x {place}"
+        what = f"({self.model.name} on {gpus}, {layout.weight_dtype})"
+        if len(self.sources) == 1:
+            return f"{self.sources[0].name} {what}"
+        shares = ", ".join(f"{provenance} {share:.0%}" for provenance, share in shares_of(self.explain(_Typical())))
+        return f"{shares} {what}"
+
+
+class _Typical(Struct, frozen=True):
+    """The step that shares are told of: 32 decodes over 1024 tokens each."""
+
+    num_decodes: int = 32
+    decode_context: int = 32 * 1024
+    chunks: tuple[()] = ()
+
+
+def shares_of(lines: Sequence[Line]) -> list[tuple[Provenance, float]]:
+    """Parts of the time by provenance, the most trustworthy first; the terms of the step itself are left out."""
+    kernels = [line for line in lines if line.kind != "step"]
+    whole = sum(line.seconds for line in kernels) or 1.0
+    shares = [(kind, sum(line.seconds for line in kernels if line.provenance == kind) / whole) for kind in Provenance]
+    return [(kind, share) for kind, share in shares if share > 0]
+
+
+def interval_of(lines: Sequence[Line]) -> tuple[float, float, float]:
+    """(seconds, low, high) of the lines together: as if all of them erred in the same direction, the cautious case."""
+    low = sum(line.seconds / (1 + line.spread) for line in lines)
+    high = sum(line.seconds * (1 + line.spread) for line in lines)
+    return sum(line.seconds for line in lines), low, high
+
+
+# -- asking
+
+
+_Ask = Callable[[OperatorSource], Estimate | None]
+
+
+def _asks(operator: Operator, tokens: int) -> _Ask:
+    return lambda source: operator.ask(source, tokens)
+
+
+def _decode(batch: int, context: int, shape: AttentionShape) -> _Ask:
+    return lambda source: source.decode_attention(batch, context, shape)
+
+
+def _prefill(chunk: int, before: int, shape: AttentionShape) -> _Ask:
+    return lambda source: source.prefill_attention(chunk, before, shape)
+
+
+def _best(sources: Sequence[OperatorSource], ask: _Ask) -> tuple[Estimate, str]:
+    for source in sources:
+        estimate = ask(source)
+        if estimate is not None:
+            return estimate, source.name
+    raise ConfigError("no source knows an operator of this model; use latency.kind = auto, which falls back on the datasheet")
+
+
+# -- terms that are no operator
+
+
+class Terms:
+    """What a step costs beside its operators, in seconds."""
+
+    def __init__(self, efficiency: Efficiency, layout: Layout, overhead_s: float | None, launch_s: float) -> None:
+        self.launch_s = launch_s
+        self.overhead_s = efficiency.step_s if overhead_s is None else overhead_s
+        self.row_s = efficiency.row_s
+        self.wait_s = efficiency.wait_s * (layout.tp - 1 if layout.groups == 1 else min(layout.ep, 8) - 1)
+        self._groups = layout.groups
+
+    def named(self, stage: Stage, first: bool, rows: int, busy: float) -> Iterator[tuple[str, float]]:
+        """Each with its name; `rows` tokens are sampled, and other operators take `busy`."""
+        waiting = self.wait_s * stage.meetings
+        yield "overhead of the step", self.overhead_s if first else 0.0
+        yield "waiting for each other", waiting
+        yield "launching kernels", self.with_launches(stage, busy + waiting) - busy - waiting
+        yield "sampling", self.row_s * rows if stage.rows else 0.0
+
+    def with_launches(self, stage: Stage, seconds: float) -> float:
+        """What GPU and CPU need together for operators that keep the GPU busy for so long: measured times of engines that launch
+        every kernel lie near the root of the sum of squares of the two."""
+        return hypot(seconds, self.launch_s * stage.launches) if self.launch_s else seconds
+
+    def of_group(self, requests: int) -> int:
+        """Requests of the fullest group of GPUs, where several share them."""
+        return -(-requests // self._groups)
+
+
+# -- curves
+
+
+class StageCurves:
+    """`prices.Curves` of some stages one after the other.
+
+    Args:
+        handing_on: sends to the next stage count.
+        first: the first of the stages is the replica's first.
+    """
+
+    def __init__(
+        self,
+        cut: Sequence[Stage],
+        sources: Sequence[OperatorSource],
+        terms: Terms,
+        longest: int,
+        handing_on: bool,
+        first: bool = True,
+    ) -> None:
+        self._cut = cut
+        self._sources = sources
+        self._terms = terms
+        self._handing_on = handing_on
+        self._first = first
+        self._attention: dict[AttentionShape, int] = {}
+        for stage in cut:
+            for count, shape in stage.attention:
+                self._attention[shape] = self._attention.get(shape, 0) + count
+        windows = {shape.window for shape in self._attention if shape.window}
+        self._contexts = _knots(64, 2, longest, windows)
+        self._offsets = _knots(256, 4, longest, windows)
+        self._tokens = Surface(lambda size: [self._tokens_at(size)])
+        self._rows = Surface(lambda size: [self._rows_at(size)])
+        self._decodes = Surface(lambda size: [self._decode_at(size, context) for context in self._contexts])
+        self._prefills = Surface(lambda size: [self._prefill_at(size, before) for before in self._offsets])
+
+    def tokens_s(self, tokens: int) -> float:
+        """See `prices.Curves`."""
+        return self._tokens.row(tokens)[0]
+
+    def logits_s(self, rows: int) -> float:
+        """See `prices.Curves`."""
+        return self._rows.row(rows)[0]
+
+    def decode_s(self, batch: int) -> tuple[Sequence[int], Sequence[float]]:
+        """See `prices.Curves`."""
+        return self._contexts, self._decodes.row(self._terms.of_group(batch))
+
+    def prefill_s(self, chunk: int) -> tuple[Sequence[int], Sequence[float]]:
+        """See `prices.Curves`."""
+        return self._offsets, self._prefills.row(chunk)
+
+    def _tokens_at(self, size: int) -> float:
+        total = 0.0
+        for index, stage in enumerate(self._cut):
+            sends = (stage.send,) if stage.send and self._handing_on else ()
+            busy = sum(self._seconds(operator, size) for operator in (*stage.tokens, *sends))
+            total += self._terms.with_launches(stage, busy + self._terms.wait_s * stage.meetings)
+            total += self._terms.overhead_s if self._first and index == 0 else 0.0
+        return total
+
+    def _rows_at(self, size: int) -> float:
+        operators = [operator for stage in self._cut for operator in stage.rows]
+        sampling = size * self._terms.row_s if operators else 0.0
+        return sum(self._seconds(operator, size) for operator in operators) + sampling
+
+    def _decode_at(self, batch: int, context: int) -> float:
+        asks = ((count, _decode(batch, max(1, context), shape)) for shape, count in self._attention.items())
+        return sum(count * _best(self._sources, ask)[0].seconds for count, ask in asks)
+
+    def _prefill_at(self, chunk: int, before: int) -> float:
+        asks = ((count, _prefill(chunk, before, shape)) for shape, count in self._attention.items())
+        return sum(count * _best(self._sources, ask)[0].seconds for count, ask in asks)
+
+    def _seconds(self, operator: Operator, tokens: int) -> float:
+        return operator.count * _best(self._sources, _asks(operator, tokens))[0].seconds
+
+
+def _knots(first: int, factor: int, longest: int, windows: set[int]) -> list[int]:
+    """0, then from `first` by `factor` until beyond the longest; where windows are full, curves bend as well."""
+    knots = {0, *windows}
+    knot = first
+    while knot < longest * factor:
+        knots.add(knot)
+        knot *= factor
+    return sorted(knots)
+
+
+class Surface:
+    """Rows of seconds by size, worked out when they are first needed; none below the one of a smaller size, nor falling.
+
+    Args:
+        row_at: the row of a size as the sources say it.
+    """
+
+    def __init__(self, row_at: Callable[[int], list[float]]) -> None:
+        self._row_at = row_at
+        self._sizes: list[int] = []
+        self._rows: list[list[float]] = []
+
+    def row(self, size: int) -> list[float]:
+        """The row of any size from 1 up: on the straight line between its neighbours on the grid."""
+        while not self._sizes or self._sizes[-1] < size:
+            self._extend()
+        high = bisect_left(self._sizes, size)
+        if self._sizes[high] == size:
+            return self._rows[high]
+        low = high - 1
+        share = (size - self._sizes[low]) / (self._sizes[high] - self._sizes[low])
+        return [a + share * (b - a) for a, b in zip(self._rows[low], self._rows[high], strict=True)]
+
+    def _extend(self) -> None:
+        last = self._sizes[-1] if self._sizes else 0
+        size = last + (1 if last < 16 else 1 << (last.bit_length() - 4))
+        row = self._row_at(size)
+        below = self._rows[-1] if self._rows else [0.0] * len(row)
+        highest = 0.0
+        for index, value in enumerate(row):
+            highest = max(highest, value, below[index])
+            row[index] = highest
+        self._sizes.append(size)
+        self._rows.append(row)
