@@ -1,0 +1,63 @@
+"""The tables of the installed package `aiconfigurator-core` (extra `measured`): where they lie, and which of them fit a GPU.
+
+Reads its Parquet files as data and imports none of its code.
+"""
+
+import re
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from squall.errors import ProfileError
+from squall.perf.hardware import Gpu
+from squall.perf.tables.aiconfigurator import SYSTEMS, read_aiconfigurator
+from squall.perf.tables.profile import OperatorProfile
+
+PACKAGE = "aiconfigurator-core"
+ENGINES = ("vllm", "sglang", "trtllm")
+_FAMILIES = ("gemm", "attention", "comm", "moe")
+
+
+def installed_root() -> Path | None:
+    """The folder with one folder a system; None where the package is not installed."""
+    try:
+        root = Path(str(distribution(PACKAGE).locate_file("aiconfigurator_core"))) / "systems" / "data"
+    except PackageNotFoundError:
+        return None
+    return root if root.is_dir() else None
+
+
+def installed_tables(gpu: Gpu, engine: str = "vllm") -> OperatorProfile:
+    """The newest tables of a GPU and an engine. Raises ProfileError saying what is there."""
+    root = installed_root()
+    if root is None:
+        raise ProfileError(f"measured tables need {PACKAGE}: pip install 'squall[measured]', or set latency.path to a profile")
+    if engine not in ENGINES:
+        raise ProfileError(f"engine {engine!r} has no measured tables; use one of {', '.join(ENGINES)}")
+    system = SYSTEMS.get(gpu.name)
+    if system is None or not (root / system).is_dir():
+        known = ", ".join(name for name, theirs in SYSTEMS.items() if (root / theirs).is_dir())
+        raise ProfileError(
+            f'{PACKAGE} has no measured tables of {gpu.name}; it has {known}: use one, or latency.kind = "roofline"'
+        )
+    files = [file for family in _FAMILIES for file in _newest(root / system / family / engine)]
+    files += _newest(root / system / "comm" / "nccl")
+    if not files:
+        raise ProfileError(f"{PACKAGE} has no tables of {engine} on {gpu.name}; it has {', '.join(_engines(root / system))}")
+    return read_aiconfigurator(files, gpu, engine, f"{PACKAGE} {distribution(PACKAGE).version}, {system}")
+
+
+def _newest(folder: Path) -> list[Path]:
+    """Of each table the one of the newest version that has it."""
+    newest: dict[str, Path] = {}
+    if folder.is_dir():
+        for version in sorted(folder.iterdir(), key=lambda path: _version(path.name)):
+            newest |= {file.name: file for file in version.glob("*_perf.parquet")}
+    return sorted(newest.values())
+
+
+def _version(name: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", name)]
+
+
+def _engines(system: Path) -> list[str]:
+    return sorted({engine.name for family in _FAMILIES for engine in (system / family).glob("*") if engine.name in ENGINES})

@@ -1,0 +1,121 @@
+"""A source of operator times read off tables. Knows no file: it gets a profile's rows.
+
+Whatever no row speaks of is answered by None, so that the next source is asked.
+"""
+
+from collections.abc import Mapping
+from math import sqrt
+
+from squall.perf.operators import AttentionShape, Estimate
+from squall.perf.tables.operations import NO_WINDOW
+from squall.perf.tables.table import Curve, OperatorTable
+
+_ALIKE = ("head_dim", "window", "kv_dtype", "dtype")
+_SIXTEEN_BITS = {"fp16": "bf16"}
+"""Both run at the same speed, on the same kernels."""
+
+
+class TableSource:
+    """An `OperatorSource`.
+
+    Args:
+        name: for reports.
+        tables: by the operator's name; those that are missing are unknown to this source.
+    """
+
+    def __init__(self, name: str, tables: Mapping[str, OperatorTable]) -> None:
+        self.name = name
+        self.tables = tables
+
+    def gemm(self, tokens: int, rows: int, columns: int, dtype: str) -> Estimate | None:
+        """See `OperatorSource.gemm`."""
+        return self._ask("gemm", (_SIXTEEN_BITS.get(dtype, dtype),), (rows, columns, tokens))
+
+    def prefill_attention(self, chunk: int, before: int, shape: AttentionShape) -> Estimate | None:
+        """See `OperatorSource.prefill_attention`.
+
+        Where no chunk after another was measured, one is as fast as a whole prompt of as much arithmetic: time in proportion.
+        """
+        found = self._attention("prefill_attention", shape)
+        if found is None:
+            return None
+        table, curve, kind = found
+        if before and curve.most("before") == 0:
+            alike = sqrt(chunk * (chunk + 2.0 * before))
+            whole = table.like(curve, kind, (shape.kv_heads, shape.heads, alike, 0))
+            at = curve.at((shape.kv_heads, shape.heads, chunk, before))
+            share = curve.trend.seconds(at) / curve.trend.seconds(curve.at((shape.kv_heads, shape.heads, alike, 0)))
+            return Estimate(whole.seconds * share, whole.provenance, whole.spread)
+        return table.like(curve, kind, (shape.kv_heads, shape.heads, chunk, before))
+
+    def decode_attention(self, batch: int, context: int, shape: AttentionShape) -> Estimate | None:
+        """See `OperatorSource.decode_attention`."""
+        found = self._attention("decode_attention", shape)
+        if found is None:
+            return None
+        table, curve, kind = found
+        return table.like(curve, kind, (shape.kv_heads, shape.heads, batch, context))
+
+    def mixed_attention(self, chunk: int, before: int, batch: int, context: int, shape: AttentionShape) -> Estimate | None:
+        """A chunk after `before` tokens and `batch` decodes of `context` tokens each, in one kernel."""
+        found = self._attention("mixed_attention", shape)
+        if found is None:
+            return None
+        table, curve, kind = found
+        return table.like(curve, kind, (shape.kv_heads, shape.heads, chunk, before, batch, context))
+
+    def moe(
+        self, tokens: int, hidden: int, inter: int, experts: int, top_k: int, dtype: str, tp: int, ep: int
+    ) -> Estimate | None:
+        """See `OperatorSource.moe`."""
+        kind = (_SIXTEEN_BITS.get(dtype, dtype), hidden, inter, experts, top_k)
+        return self._ask("moe", kind, (ep, tp, tokens))
+
+    def elementwise(self, num_bytes: int) -> Estimate | None:
+        """See `OperatorSource.elementwise`."""
+        return self._ask("elementwise", (), (num_bytes,))
+
+    def sampling(self, rows: int) -> Estimate | None:
+        """Choosing a token for each of so many rows of logits."""
+        return self._ask("sampling", (), (rows,))
+
+    def all_reduce(self, num_bytes: int, gpus: int) -> Estimate | None:
+        """See `OperatorSource`."""
+        return self._collective("all_reduce", num_bytes, gpus)
+
+    def all_gather(self, num_bytes: int, gpus: int) -> Estimate | None:
+        """See `OperatorSource`."""
+        return self._collective("all_gather", num_bytes, gpus)
+
+    def reduce_scatter(self, num_bytes: int, gpus: int) -> Estimate | None:
+        """See `OperatorSource`."""
+        return self._collective("reduce_scatter", num_bytes, gpus)
+
+    def all_to_all(self, num_bytes: int, gpus: int) -> Estimate | None:
+        """See `OperatorSource`."""
+        return self._collective("all_to_all", num_bytes, gpus)
+
+    def send(self, num_bytes: int, gpus: int) -> Estimate | None:
+        """See `OperatorSource.send`."""
+        return self._ask("send", (), (gpus, num_bytes))
+
+    # --
+
+    def _ask(self, operator: str, kind: tuple[object, ...], sizes: tuple[float, ...]) -> Estimate | None:
+        table = self.tables.get(operator)
+        return None if table is None else table.estimate(kind, sizes)
+
+    def _collective(self, operator: str, num_bytes: int, gpus: int) -> Estimate | None:
+        """None for one GPU too: it has nobody to talk to."""
+        return None if gpus < 2 else self._ask(operator, (), (gpus, num_bytes))
+
+    def _attention(self, operator: str, shape: AttentionShape) -> tuple[OperatorTable, Curve, tuple[object, ...]] | None:
+        """The table, the curve that knows most of this shape, and the kind that was asked for."""
+        table = self.tables.get(operator)
+        if table is None or shape.kind != "gqa" or shape.value_dim not in (0, shape.head_dim):
+            return None
+        window = NO_WINDOW if shape.window is None else shape.window
+        cache, dtype = (_SIXTEEN_BITS.get(name, name) for name in (shape.kv_dtype, shape.dtype))
+        kind = (shape.head_dim, window, cache, dtype)
+        curve = table.near(kind, _ALIKE)
+        return None if curve is None else (table, curve, kind)
