@@ -1,0 +1,305 @@
+"""The body of `squall search`: from the command's words to a search, and from its answers to lines on a terminal.
+
+Given the directory of an earlier search in the place of a configuration, it answers other questions from that one's results and
+simulates nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from squall.config import SEARCH, Config, from_tree, merge, read_tree
+from squall.errors import ConfigError
+from squall.report.progress import Show, progress
+from squall.report.run import place_for
+from squall.search.answers import best, for_rate, repriced, summary_line, what_if
+from squall.search.cluster import Cluster
+from squall.search.conduct import Conductor, size_of
+from squall.search.output import Answers, at_capacity, flag_lines, read, write
+from squall.search.pool import Inline, Processes, Workers
+from squall.search.result import Job, Result
+from squall.search.setting import Workshop
+from squall.search.space import shown, usual_space, value_at, with_choice
+from squall.search.spec import Search, limit, read_search
+from squall.search.store import Store, code_version
+from squall.search.tables import best_lines, frontier_lines, miss_lines, what_if_lines
+from squall.workload.named import KNOWN
+
+STORE = Path("runs") / "search.jsonl"
+
+Say = Callable[[str], None]
+
+
+class Options(Struct, frozen=True, kw_only=True):
+    """The command's words. None, and what is empty, leaves it to the configuration.
+
+    Attributes:
+        place: a configuration, or the directory of an earlier search.
+        limits: as `ttft_p90_s=2`.
+        prices: as `h100-sxm=2.5`, in USD an hour.
+        asked: keys of `[search]` and their values.
+        rate: what a fleet of copies should bear.
+        workers: processes; 1 does everything in this one.
+    """
+
+    place: Path | None = None
+    settings: tuple[str, ...] = ()
+    model: str | None = None
+    trace: str | None = None
+    gpus: str | None = None
+    limits: tuple[str, ...] = ()
+    prices: tuple[str, ...] = ()
+    asked: dict[str, Any] = {}
+    rate: float | None = None
+    workers: int | None = None
+    cluster: str | None = None
+    store: Path | None = None
+    out: Path | None = None
+
+
+def run(options: Options, say: Say) -> Path | None:
+    """Search, write the answers and tell them; returns where they are, or None where an earlier search was asked.
+
+    Raises:
+        ConfigError: the question makes no sense, or nothing can be run.
+        KeyboardInterrupt: it was interrupted; what is known by then has been written and told.
+    """
+    if options.place is not None and options.place.is_dir():
+        _again(options, read(options.place), say)
+        return None
+    tree, search = question(options)
+    once = _Once()
+    logging.getLogger("squall.workload.build").addFilter(once)
+    place = place_for("search", None if options.out is None else str(options.out))
+    store = Store(options.store if options.store is not None else STORE)
+    workers = _workers(options, search)
+    try:
+        answers, sample_of = _conducted(search, tree, workers, store, say)
+    finally:
+        workers.close()
+        store.close()
+        logging.getLogger("squall.workload.build").removeFilter(once)
+    write(place, answers, sample_of(answers))
+    for line in told(answers, options.rate, sample_of(answers)):
+        say(line)
+    say(f"wrote {place}")
+    if not answers.complete:
+        say("interrupted: run the same command again to go on where it ended")
+        raise KeyboardInterrupt
+    return place
+
+
+class _Once(logging.Filter):
+    """Lets every message through once: a workload is drawn many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        new = message not in self._said
+        self._said.add(message)
+        return new
+
+
+def question(options: Options) -> tuple[dict[str, Any], Search]:
+    """The configuration without its `[search]`, and that, with the command's words in both. Raises ConfigError."""
+    where = str(options.place) if options.place is not None else "search"
+    tree = read_tree(options.place, options.settings)
+    table = dict(tree.pop(SEARCH, {}))
+    table |= options.asked
+    prices = {name: {"on_demand": usd} for name, usd in _pairs("--price", options.prices)}
+    if prices:
+        table["prices"] = dict(table.get("prices", {})) | prices
+    search = read_search(where, table)
+    if options.model is not None:
+        tree.setdefault("model", {})["name"] = options.model
+    if options.trace is not None:
+        merge(tree, {"workload": _traced(options.trace, search)})
+    for name, seconds in _pairs("--limit", options.limits):
+        limit(name, seconds)
+        table["slo"] = dict(table.get("slo", {})) | {name: seconds}
+    gpus = [name for name in (options.gpus or "").split(",") if name]
+    space = dict(search.space) or usual_space(search, gpus, tree)
+    if gpus:
+        space["cluster.gpu"] = gpus
+    search = read_search(where, table | {"space": space})
+    _check(from_tree(where, tree), search)
+    return tree, search
+
+
+def _check(config: Config, search: Search) -> None:
+    """What makes no sense whatever the space is."""
+    if config.workload is None and not any(key.partition(".")[0] == "workload" for key in search.space):
+        raise ConfigError("there is no [workload]: say what arrives, as examples/search.toml does, or use --trace")
+    if not search.limits(config.slo):
+        raise ConfigError("there is no objective to keep: give --ttft-p90 and --tbt-p99, or [slo]")
+
+
+def _traced(trace: str, search: Search) -> dict[str, Any]:
+    """The workload of a file, or a well-known one. A steady rate comes as Poisson arrivals, unless a file brings its own kind."""
+    table: dict[str, Any] = (
+        {"kind": "named", "name": trace} if trace in KNOWN else {"kind": "trace", "path": str(Path(trace).resolve())}
+    )
+    if search.steady:
+        table["arrivals"] = {"kind": "poisson", "rate_rps": 1.0}
+        if trace in KNOWN:
+            table["num_requests"] = search.num_requests
+    return table
+
+
+def _pairs(option: str, words: Sequence[str]) -> Iterator[tuple[str, float]]:
+    for word in words:
+        name, _, number = word.partition("=")
+        try:
+            yield name.strip(), float(number)
+        except ValueError:
+            raise ConfigError(f"{option} {word}: expected NAME=NUMBER") from None
+
+
+def _workers(options: Options, search: Search) -> Workers:
+    if options.cluster is not None:
+        return Cluster(search, options.cluster)
+    count = options.workers or _num_cpus()
+    return Inline(Workshop(search)) if count == 1 else Processes(search, count)
+
+
+def _num_cpus() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _conducted(
+    search: Search, tree: dict[str, Any], workers: Workers, store: Store, say: Say
+) -> tuple[Answers, Callable[[Answers], Any]]:
+    """The answers, under a bar, and who knows the sample that the best was tried with."""
+    found: dict[int, Result] = {}
+    show_of: list[Show] = []
+
+    def told(result: Result) -> None:
+        found[result.number] = result
+        leader = best(list(found.values()))
+        note = f"{len(found):,} looked into" + (f", best so far: {shown(leader.choice)}" if leader else "")
+        for show in show_of:
+            show(len(found), note)
+
+    seed = int(value_at(tree, "run.seed") or 0)
+    conductor = Conductor(search, tree, workers, store, code_version(), told, seed)
+    total = size_of(conductor.space, search, tree)
+    if store.num_known:
+        say(f"{store.num_known:,} results are known from earlier searches")
+    with progress(f"searching {total:,} configurations", total) as show:
+        show_of.append(show)
+        answers = conductor.answers()
+
+    def sample(answers: Answers) -> Any:
+        if not answers.finalists:
+            return None
+        config = from_tree("best configuration", with_choice(tree, answers.finalists[0].result.choice))
+        count, warm_up = (search.num_requests, search.warm_up) if search.steady else (0, 0)
+        return conductor.workshop.sample(config, Job(0, {}, tree, num_requests=count, warm_up=warm_up))
+
+    simulated = sum(inquiry.num_simulated for inquiry in conductor.inquiries)
+    steps = sum(inquiry.token_steps for inquiry in conductor.inquiries)
+    say(f"{len(answers.results):,} configurations: {summary_line(answers.results)}")
+    say(f"{simulated:,} of them simulated now, {steps:,} token-steps")
+    return answers, sample
+
+
+def told(answers: Answers, rate: float | None, sample: Any) -> Iterator[str]:
+    """The answers as lines."""
+    search, results = answers.search, answers.results
+    yield from reasons(results)
+    if not answers.finalists:
+        yield from _no_answer(results)
+        return
+    yield ""
+    yield from best_lines(answers.finalists, search)
+    yield ""
+    yield "nothing that was measured beats these in cost, TTFT and TBT at once:"
+    yield from frontier_lines(results, search)
+    yield ""
+    yield from (f"if step times are off by {100 * search.uncertainty:.0f} %: {note}" for note in answers.notes)
+    yield from _loss_lines(answers)
+    if rate is not None:
+        yield from _fleet_lines(results, rate)
+    first = answers.finalists[0].result
+    config = from_tree("best configuration", with_choice(answers.tree, first.choice))
+    yield from flag_lines(at_capacity(config, sample, first.capacity_rps))
+
+
+def reasons(results: Sequence[Result]) -> Iterator[str]:
+    """Why configurations could not be run, the commonest reasons first."""
+    counts: dict[str, int] = {}
+    for result in results:
+        if result.status in ("invalid", "failed"):
+            counts[result.reason] = counts.get(result.reason, 0) + 1
+    common = sorted(counts.items(), key=lambda pair: -pair[1])
+    yield from (f"  {count:,} x {reason}" for reason, count in common[:5])
+    if len(common) > 5:
+        yield f"  and {sum(count for _, count in common[5:]):,} for {len(common) - 5} other reasons (results.parquet has them)"
+
+
+def _no_answer(results: Sequence[Result]) -> Iterator[str]:
+    limits = [result.binding for result in results if result.status == "infeasible" and result.binding]
+    binding = max(dict.fromkeys(limits), key=limits.count) if limits else ""
+    yield "no configuration keeps the limits" + (
+        f"; {binding} is what breaks first in {limits.count(binding):,} of them" if binding else ""
+    )
+    yield "the nearest misses:"
+    yield from miss_lines(results)
+
+
+def _loss_lines(answers: Answers) -> Iterator[str]:
+    for row, columns in answers.losses.items():
+        for column, times in columns.items():
+            if row != column:
+                said = "breaks a limit there" if times is None else f"costs {times:.2f} times the best there"
+                yield f"the best for {row}, used for {column}, {said}"
+
+
+def _fleet_lines(results: Sequence[Result], rate: float) -> Iterator[str]:
+    yield f"for {rate:g} req/s, from what one copy bears (the router's losses not counted):"
+    for fleet in for_rate(results, rate)[:3]:
+        yield f"  {fleet.usd_per_hour:.2f} USD/h: {fleet.copies} x number {fleet.result.number}: {shown(fleet.result.choice)}"
+
+
+# -- an earlier search
+
+
+def _again(options: Options, answers: Answers, say: Say) -> None:
+    """Other prices, tighter limits, another rate."""
+    search = answers.search
+    if not (options.prices or options.limits or options.rate):
+        for line in told(answers, None, None):
+            say(line)
+        return
+    prices = dict(_pairs("--price", options.prices))
+    unknown = sorted(prices.keys() - {result.gpu for result in answers.results})
+    if unknown:
+        known = ", ".join(sorted({result.gpu for result in answers.results if result.gpu}))
+        raise ConfigError(f"--price {unknown[0]}: no configuration of {options.place} runs on it; they run on {known}")
+    limits = [limit(name, seconds) for name, seconds in _pairs("--limit", options.limits)]
+    answer = what_if(answers.results, search, prices=prices, limits=limits)
+    for line in what_if_lines(answer, search):
+        say(line)
+    if answer.open:
+        say(f"to know: squall search {options.place}/search.toml {_words(options)}")
+    if options.rate is not None:
+        if not search.steady:
+            raise ConfigError(
+                "--rate: that search played one workload as it is; to know, set workload.rate_scale and run it again"
+            )
+        for line in _fleet_lines([repriced(result, search, prices) for result in answers.results], options.rate):
+            say(line)
+
+
+def _words(options: Options) -> str:
+    return " ".join([*(f"--price {word}" for word in options.prices), *(f"--limit {word}" for word in options.limits)])
