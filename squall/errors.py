@@ -9,6 +9,9 @@ SquallError
 │   └── ProfileError   a measured profile
 ├── RequestError       a client's request is wrong (HTTP 4xx); carries the field and an OpenAI error code
 ├── Rejected           a good request that cannot be served now or ever (HTTP 429, 503 or 400)
+├── TransferFailed     weights or KV did not arrive (loads and migrations end in LoadFailed, KvFailed)
+│   ├── PeerLost       the connection broke or the peer fell silent; another may have the same bytes
+│   └── PeerRefused    the peer said no: a wrong token, another model, another version
 ├── ReplicaFailed      a replica died and the request could not be continued (HTTP 500)
 └── IllegalTransition  an event that cannot happen in this phase; carries the object's story
 """
@@ -65,6 +68,18 @@ class Rejected(SquallError):
         super().__init__(message)
         self.reason = reason
         self.retry_after_s = retry_after_s
+
+
+class TransferFailed(SquallError):
+    """Bytes did not arrive, and nobody is left to ask. The message names what is missing and what became of each source."""
+
+
+class PeerLost(TransferFailed):
+    """A peer's connection broke, or nothing was heard of it for too long. What has arrived stays; another peer may have the rest."""
+
+
+class PeerRefused(TransferFailed):
+    """A peer refused the connection or a request, and will again: wrong token, model, layout or version, or no such region."""
 
 
 class ReplicaFailed(SquallError):

@@ -5,12 +5,12 @@ A batch is flat: first one token of every decoding sequence, then the chunks of 
 
 import math
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from squall.live.engine.kernels import Kernels
+from squall.live.transport.memory import SharedMemory
 
 
 class Span:
@@ -72,25 +72,26 @@ class Batch:
 
 
 class KvCache:
-    """The pools of all layers.
+    """The pools of all layers, in one piece of memory: [layers, keys and values, num_blocks, block_size, kv_heads, dim].
 
     Attributes:
         keys, values: for every layer [num_blocks, block_size, kv_heads, dim].
+        memory: all of it, for peers to read; None on a GPU.
     """
 
     def __init__(
         self, layers: int, num_blocks: int, block_size: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        shape = (num_blocks, block_size, kv_heads, dim)
-        self.keys = [_zeros(shape, dtype, device) for _ in range(layers)]
-        self.values = [_zeros(shape, dtype, device) for _ in range(layers)]
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, not garbage: what is masked away is still multiplied by 0. On a CPU, memory is taken only as it is written to."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).view(shape)
+        shape = (layers, 2, num_blocks, block_size, kv_heads, dim)
+        # Zeros, not garbage: what is masked away is still multiplied by 0. On a CPU, memory is taken only as it is written to.
+        self.memory: SharedMemory | None = None
+        if device.type == "cpu":
+            self.memory = SharedMemory(math.prod(shape) * dtype.itemsize)
+            pool = torch.frombuffer(self.memory.view, dtype=dtype).view(shape)
+        else:
+            pool = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys = [pool[layer, 0] for layer in range(layers)]
+        self.values = [pool[layer, 1] for layer in range(layers)]
 
 
 def rope_store(qkv: Tensor, cosine: Tensor, sine: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:

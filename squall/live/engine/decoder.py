@@ -29,7 +29,7 @@ class Decoder:
         self._kernels = kernels
         self._eps = config.rms_norm_eps
         inverse, self._rope_scale = frequencies(config.rope, config.head_dim, max_len)
-        self._inverse = inverse.to(weights.arena.device)
+        self._inverse = inverse.to(weights.device)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The residual stream before the first layer: [num_tokens, hidden]."""

@@ -5,11 +5,11 @@ physical KV blocks; which requests run in a step, and how many blocks there are,
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
-from squall.core.actions import RunSteps
+from squall.core.actions import Chunk, RunSteps
 from squall.core.types import BlockHash, RequestId, RunId
 
 
@@ -129,4 +129,70 @@ class Engine(Protocol):
 
     def cut(self, run: RunId) -> None:
         """Ask run `run` to end at its next step boundary. From any thread; harmless when it has ended."""
+        ...
+
+
+Hidden = Any
+"""The residual stream of a step between two layers, in the engine's own type."""
+
+Split = Any
+"""A step that is run layer range by layer range, in the engine's own type."""
+
+
+class LayerEngine(Engine, Protocol):
+    """An engine whose layers can be run where they are: the first here, the others by another engine, and whose KV can move.
+
+    A prompt that two engines share is `add`ed to both. The first prepares a split and runs its layers on it; the second
+    prepares the same chunks, takes the hidden state over as bytes, runs the rest and draws the token. Each then holds the KV
+    of its layers; where both halves have come together, `resume` lets the sequence decode.
+
+    Attributes:
+        num_layers: of the model.
+        layers_ready: leading layers whose weights have arrived and match their checksums.
+    """
+
+    num_layers: int
+
+    @property
+    def layers_ready(self) -> int: ...
+
+    def build(self) -> None:
+        """As `load`, without the weights: they arrive in the engine's arena from wherever they come."""
+        ...
+
+    def prepare(self, chunks: Sequence[Chunk], evictable: Sequence[BlockHash] = ()) -> Split:
+        """Take the KV blocks of a step that has these chunks and no decodes."""
+        ...
+
+    def run_layers(self, split: Split, first: int, last: int, hidden: Hidden = None) -> Hidden:
+        """The hidden state after layers [first, last). With `first` 0, the embedding comes before, and `hidden` is None.
+
+        Raises TransferFailed for layers that have not arrived. Running a layer again does no harm.
+        """
+        ...
+
+    def finish(self, split: Split, hidden: Hidden) -> list[TokenOut]:
+        """After the last layer: a token for each chunk that was its prompt's last. The sequences do not decode yet."""
+        ...
+
+    def hidden_to_bytes(self, hidden: Hidden) -> memoryview: ...
+
+    def hidden_from_bytes(self, split: Split, data: memoryview) -> Hidden:
+        """Raises ValueError where it is not a hidden state of this step."""
+        ...
+
+    def pause(self, request: RequestId) -> int:
+        """Decode it no more, keep its tokens and KV. Returns how many tokens have KV: all but the last, once it decodes."""
+        ...
+
+    def blocks(self, request: RequestId) -> tuple[int, ...]:
+        """Where its KV lies."""
+        ...
+
+    def adopt(self, job: Job, num_tokens: int, evictable: Sequence[BlockHash] = ()) -> tuple[int, ...]:
+        """Take a sequence over that another engine began: blocks for the KV of `num_tokens` tokens, which comes later."""
+        ...
+
+    def resume(self, request: RequestId) -> None:
+        """All its KV is here: decode from the next run on."""
         ...

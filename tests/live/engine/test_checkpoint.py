@@ -43,7 +43,7 @@ def test_every_tensor_lands_in_its_place_and_none_overlap(tiny: Path) -> None:
     assert all(torch.equal(weights.views[name], tensor) for name, tensor in stored.items())
     assert torch.equal(weights.layers[1].qkv[:48], stored["model.layers.1.self_attn.q_proj.weight"])
     assert all(
-        tensor.data_ptr() % 64 == weights.arena.data_ptr() % 64
+        tensor.data_ptr() % 64 == weights.arena.tensor.data_ptr() % 64
         for tensor in (weights.embed, weights.layers[2].down, weights.head)
     )
 

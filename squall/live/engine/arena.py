@@ -1,0 +1,95 @@
+"""A worker's weights in memory: one allocation, section by section, and which sections may be computed with.
+
+Knows sections and readiness; not what tensors lie in a section, nor where the bytes come from. The bytes arrive in host
+memory that peers can read; for a GPU each section is copied over once its checksum has matched.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from squall.errors import TransferFailed
+from squall.live.transport.memory import SharedMemory
+from squall.live.transport.region import CHUNK, Region, Section
+
+PAGE = 4096
+"""Sections begin at multiples of it: what direct reads from a disk and registered memory ask for."""
+
+WEIGHTS = "weights"
+"""The region's name, the same to all peers."""
+
+
+def sections(sizes: Sequence[tuple[str, int]]) -> tuple[Section, ...]:
+    """Sections of these names and bytes, one after the other, each at a page."""
+    placed, offset = [], 0
+    for name, num_bytes in sizes:
+        placed.append(Section(name, offset, num_bytes))
+        offset += -(-num_bytes // PAGE) * PAGE
+    return tuple(placed)
+
+
+class Arena:
+    """Room for all weights, with whatever the memory held.
+
+    Args:
+        parts: embed, layer 0 to L - 1, norm and, where it is not tied, head.
+        fingerprint: the model, its number type and its shard, as told to peers.
+        device: where the tensors lie.
+
+    Attributes:
+        region: the bytes in host memory, and what has arrived of them.
+        host: all bytes in host memory, uint8; tensor: on the device, which on a CPU is the same memory.
+    """
+
+    def __init__(self, parts: Sequence[Section], fingerprint: str, device: torch.device, chunk_bytes: int = CHUNK) -> None:
+        last = parts[-1]
+        memory = SharedMemory(-(-(last.offset + last.num_bytes) // PAGE) * PAGE)
+        self.region = Region(WEIGHTS, memory, fingerprint=fingerprint, sections=parts, chunk_bytes=chunk_bytes)
+        self.host = torch.frombuffer(memory.view, dtype=torch.uint8)
+        on_cpu = device.type == "cpu"
+        self.tensor: Tensor = self.host if on_cpu else torch.empty(len(self.host), dtype=torch.uint8, device=device)
+        self._copied = None if on_cpu else [False] * len(parts)
+
+    @property
+    def layers_ready(self) -> int:
+        """Leading layers that may be run: all that come after the embedding and have arrived without a gap."""
+        last_layer = sum(section.name.startswith("layer ") for section in self.region.sections)
+        return max(0, min(self.region.num_verified - 1, last_layer))
+
+    @property
+    def complete(self) -> bool:
+        return self.region.complete
+
+    def wait(self, section: str, timeout_s: float) -> bool:
+        """Whether a section ("embed", "layer 3", "norm", "head") may be computed with, within the time.
+
+        Raises TransferFailed when it will not arrive.
+        """
+        return self.region.wait_verified(self._index(section), timeout_s)
+
+    def require(self, first: int, last: int, *, embed: bool = False, head: bool = False) -> None:
+        """That layers [first, last), and what lies before or after them, may be computed with.
+
+        Raises TransferFailed naming the first section that may not: nothing is computed with weights that are not verified.
+        """
+        names = [section.name for section in self.region.sections]
+        wanted = [f"layer {index}" for index in range(first, last)]
+        wanted = (["embed"] if embed else []) + wanted + (["norm", names[-1] if names[-1] == "head" else "embed"] if head else [])
+        for name in wanted:
+            index = self._index(name)
+            if not self.region.verified(index):
+                raise TransferFailed(f"{name} is needed, but has not arrived")
+            self._to_device(index)
+
+    def _index(self, name: str) -> int:
+        return next(index for index, section in enumerate(self.region.sections) if section.name == name)
+
+    def _to_device(self, index: int) -> None:
+        """At its first use, in the thread that computes, so that no other stream must be waited for."""
+        if self._copied is None or self._copied[index]:
+            return
+        section = self.region.sections[index]
+        span = slice(section.offset, section.offset + section.num_bytes)
+        self.tensor[span].copy_(self.host[span])
+        self._copied[index] = True

@@ -1,0 +1,184 @@
+"""The calling end of a connection: over TCP bytes come in frames, over a Unix socket they are read from the peer's memory.
+
+Knows the protocol, not what regions are for.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from squall.errors import ConfigError, PeerLost, PeerRefused, TransferFailed
+from squall.live.transport import frames
+from squall.live.transport.frames import AnyMessage, Message
+from squall.live.transport.memory import read_into, write_from
+from squall.live.transport.region import Segment
+
+BUFFER = 4 << 20
+"""Bytes that the system keeps for a socket."""
+
+T = TypeVar("T")
+
+
+def dial(address: str, patience_s: float) -> socket.socket:
+    """A connection to "tcp://host:port" or "shm://name" (this machine). Raises PeerLost, ConfigError."""
+    kind, _, rest = address.partition("://")
+    host, _, port = rest.rpartition(":")
+    try:
+        if kind == "tcp" and host and port.isdigit():
+            sock = socket.create_connection((host.strip("[]"), int(port)), patience_s)
+        elif kind == "shm" and rest:
+            sock = _dial_here("\0" + rest, patience_s)
+        else:
+            raise ConfigError(f"peer address {address!r}: expected tcp://host:port or shm://name")
+    except (OSError, OverflowError) as error:
+        raise PeerLost(f"{address}: cannot be reached ({_said(error)})") from None
+    tune(sock)
+    return sock
+
+
+def _dial_here(name: str, patience_s: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(patience_s)
+        sock.connect(name)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def tune(sock: socket.socket) -> None:
+    """As bulk transfers want it: large buffers, and no small frame waits for company."""
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        sock.setsockopt(socket.SOL_SOCKET, option, BUFFER)
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+class SocketLink:
+    """See `Link`.
+
+    Args:
+        address: of the peer.
+        node, token: who we are, and what both must know.
+        patience_s: of hearing nothing, after which the peer is lost.
+    """
+
+    def __init__(self, address: str, node: str, token: str, patience_s: float) -> None:
+        self.peer = ""
+        self._address = address
+        self._node = node
+        self._token = token
+        self._fds: dict[str, int] = {}
+        self._sock = dial(address, patience_s)
+
+    def greet(self) -> None:
+        """Prove to each other that both know the token. Raises PeerLost, PeerRefused."""
+        challenge = self._expect(frames.Challenge)
+        mine = frames.nonce()
+        self._say(frames.Hello(frames.proof(self._token, "client", challenge.nonce), mine, self._node))
+        welcome = self._expect(frames.Welcome)
+        if not frames.proves(welcome.proof, self._token, "server", mine):
+            raise PeerRefused(f"{self._address}: does not know this fleet's token; another program may have its address")
+        self.peer = challenge.node
+
+    def open(self, region: str, fingerprint: str = "") -> dict[str, int]:
+        self._say(frames.Open(region, fingerprint))
+        if self._sock.family != socket.AF_UNIX:
+            return self._expect(frames.Opened).sums
+        answer, fd = self._guard(lambda: frames.receive_with_fd(self._sock))
+        if fd is not None:
+            if (old := self._fds.pop(region, None)) is not None:
+                os.close(old)
+            self._fds[region] = fd
+        return self._checked(answer, frames.Opened).sums
+
+    def read(self, region: str, segments: Sequence[Segment], into: Sequence[memoryview], *, verified: bool = False) -> None:
+        self.ask(region, segments, verified=verified)
+        while self.take(region, segments, into) is not None:
+            pass
+
+    def ask(self, region: str, segments: Sequence[Segment], *, verified: bool = False) -> None:
+        self._say(frames.Read(region, list(segments), verified))
+
+    def take(self, region: str, segments: Sequence[Segment], into: Sequence[memoryview]) -> tuple[str, ...] | None:
+        match self._guard(lambda: frames.receive_data(self._sock, into)):
+            case None:
+                return None
+            case frames.Held() if region in self._fds:
+                self._guard(lambda: read_into(self._fds[region], segments, into))
+                return None
+            case frames.Wait(path):
+                return tuple(path)
+            case answer:
+                self._checked(answer, frames.Held)
+                raise self._nonsense(answer)
+
+    def checksum(self, region: str, section: str) -> int:
+        self._say(frames.Sum(region, section))
+        while isinstance(answer := self._guard(lambda: frames.receive(self._sock)), frames.Wait):
+            pass
+        return self._checked(answer, frames.SumIs).value
+
+    def write(self, region: str, segments: Sequence[Segment], data: Sequence[memoryview]) -> None:
+        self._say(frames.Write(region, list(segments)))
+        if region in self._fds:
+            self._expect(frames.Held)  # the peer allows it before a byte of its memory changes
+            self._guard(lambda: write_from(self._fds[region], segments, data))
+            self._say(frames.Done())
+        else:
+            self._guard(lambda: frames.send_data(self._sock, data))
+        self._expect(frames.Done)
+
+    def notify(self, payload: bytes) -> None:
+        self._say(frames.Notify(payload))
+        self._expect(frames.Done)
+
+    def interrupt(self) -> None:
+        with contextlib.suppress(OSError):  # it is closed already
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._sock.close()
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()
+
+    # -- one message
+
+    def _say(self, message: AnyMessage) -> None:
+        self._guard(lambda: frames.send(self._sock, message))
+
+    def _expect(self, kind: type[T]) -> T:
+        return self._checked(self._guard(lambda: frames.receive(self._sock)), kind)
+
+    def _checked(self, answer: Message, kind: type[T]) -> T:
+        match answer:
+            case frames.Refused(reason):
+                raise PeerRefused(f"{self._address}: {reason}")
+            case frames.Failed(reason):
+                raise TransferFailed(f"{self._address}: {reason}")
+        if not isinstance(answer, kind):
+            raise self._nonsense(answer)
+        return answer
+
+    def _nonsense(self, answer: object) -> PeerLost:
+        return PeerLost(f"{self._address}: answered {type(answer).__name__} out of turn")
+
+    def _guard(self, call: Callable[[], T]) -> T:
+        """What the system says about a connection, in our words."""
+        try:
+            return call()
+        except (PeerLost, PeerRefused) as error:
+            raise type(error)(f"{self._address}: {error}") from None
+        except OSError as error:
+            raise PeerLost(f"{self._address}: {_said(error)}") from None
+
+
+def _said(error: Exception) -> str:
+    return (
+        "nothing was heard of it in time" if isinstance(error, TimeoutError) else str(getattr(error, "strerror", None) or error)
+    )

@@ -1,0 +1,139 @@
+"""Endpoints and regions of one test, and a wire between them that can be spoilt."""
+
+import contextlib
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from squall.live.transport.endpoint import Endpoint
+from squall.live.transport.memory import SharedMemory
+from squall.live.transport.region import Region, Section
+
+TOKEN = "open sesame"
+CHUNK = 16 * 1024
+SIZES = (50_000, 120_000, 120_000, 120_000, 64, 50_000)  # odd ends: the last chunk of a section is short
+
+
+def sections() -> tuple[Section, ...]:
+    placed, at = [], 0
+    for index, size in enumerate(SIZES):
+        placed.append(Section(f"section {index}", at, size))
+        at += -(-size // 4096) * 4096
+    return tuple(placed)
+
+
+def make_region(name: str = "weights", fingerprint: str = "a model") -> Region:
+    parts = sections()
+    memory = SharedMemory(parts[-1].offset + parts[-1].num_bytes)
+    return Region(name, memory, fingerprint=fingerprint, sections=parts, chunk_bytes=CHUNK)
+
+
+def fill(region: Region, seed: int = 0, upto: int | None = None) -> Region:
+    """Write random bytes and publish sections [0, upto)."""
+    dice = random.Random(seed)
+    content = dice.randbytes(len(region.memory))
+    for index, section in enumerate(region.sections[:upto]):
+        region.view((section.offset, section.num_bytes))[:] = content[section.offset : section.offset + section.num_bytes]
+        region.publish(index)
+    return region
+
+
+def same(one: Region, other: Region) -> bool:
+    return all(one.view((part.offset, part.num_bytes)) == other.view((part.offset, part.num_bytes)) for part in one.sections)
+
+
+Node = Callable[..., Endpoint]
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    """Endpoints by name, closed at the end: node("a", gbps=1)."""
+    made: list[Endpoint] = []
+
+    def make(name: str, regions: Sequence[Region] = (), token: str = TOKEN, **more: object) -> Endpoint:
+        made.append(Endpoint(name, token, **{"patience_s": 1.0, **more}))  # type: ignore[arg-type]
+        for region in regions:
+            made[-1].register(region)
+        return made[-1]
+
+    yield make
+    for endpoint in made:
+        endpoint.close()
+
+
+class Wire:
+    """Carries connections to a TCP address, and spoils what comes back.
+
+    Args:
+        flips: positions in what the server has sent over all connections, at which a bit is turned.
+        breaks: positions at which the connection is cut.
+        hangs: a position after which nothing comes any more, on no connection.
+    """
+
+    def __init__(self, address: str, flips: Sequence[int] = (), breaks: Sequence[int] = (), hangs: int | None = None) -> None:
+        self.num_connections = 0
+        self._target = address.removeprefix("tcp://").rpartition(":")
+        self._flips, self._breaks, self._hangs = sorted(flips), sorted(breaks), hangs
+        self._at = 0
+        self._lock = threading.Lock()
+        self._open: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        for sock in [self._listener, *self._open]:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+                far = socket.create_connection((self._target[0], int(self._target[2])))
+            except OSError:
+                return
+            self.num_connections += 1
+            self._open += [near, far]
+            threading.Thread(target=self._carry, args=(near, far, lambda data: data), daemon=True).start()
+            threading.Thread(target=self._carry, args=(far, near, self._spoil), daemon=True).start()
+
+    def _carry(self, source: socket.socket, sink: socket.socket, change: Callable[[bytes], bytes | None]) -> None:
+        try:
+            while (data := source.recv(65536)) and (changed := change(data)) is not None:
+                sink.sendall(changed)
+        except OSError:
+            pass
+        for sock in (source, sink):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _spoil(self, data: bytes) -> bytes | None:
+        with self._lock:
+            begin, self._at = self._at, self._at + len(data)
+            if self._hangs is not None and self._at > self._hangs:
+                threading.Event().wait(30)
+            changed = bytearray(data)
+            while self._flips and self._flips[0] < self._at:
+                changed[max(0, self._flips.pop(0) - begin)] ^= 1
+            if self._breaks and self._breaks[0] < self._at:
+                self._breaks.pop(0)
+                return None
+            return bytes(changed)
+
+
+@pytest.fixture
+def wire() -> Iterator[Callable[..., Wire]]:
+    made: list[Wire] = []
+
+    def make(endpoint: Endpoint, **how: object) -> Wire:
+        made.append(Wire(endpoint.addresses[-1], **how))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
