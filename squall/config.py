@@ -20,6 +20,7 @@ import tomli_w
 from msgspec import Meta, Struct, field
 
 from squall.errors import ConfigError
+from squall.fleet_tables import Capacities, Fault, Fleet, Hazards, Startup, fleet_mistake
 from squall.policies.batching import Batching, Vllm
 from squall.policies.load import Disk, Load
 from squall.policies.route import LeastLoaded, Route
@@ -29,6 +30,7 @@ from squall.workload.spec import Workload
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
+Rate = Annotated[float, Meta(gt=0)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
 
 
@@ -46,6 +48,12 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     nodes: Positive = 1
     gpus_per_node: Positive = 8
     usd_per_gpu_hour: Annotated[float, Meta(ge=0)] | None = None  # overrides the catalogue's price
+    node: str | None = None  # a machine of the catalogue, for its links; the largest with this GPU when None
+    nodes_per_leaf: NotNegative = 0  # on one leaf switch; 0 is all
+    nic_gbps: Rate | None = None  # of each GPU to other nodes, a direction; this and the next two override the catalogue
+    host_gbps: Rate | None = None  # of each GPU from its host's memory
+    ssd_gbps: Rate | None = None  # of each node's disks
+    store_gbps: Rate = 24.0  # of each node from where checkpoints lie: an object store over 25GbE, read in parallel
 
 
 class ReplicaSpec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,19 +61,13 @@ class ReplicaSpec(Struct, frozen=True, forbid_unknown_fields=True):
 
     tp: Positive = 1
     pp: Positive = 1
+    ep: Positive = 1  # of the tp GPUs, those that experts are dealt out over
     block_size: Positive = 16
     kv_dtype: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     gpu_memory_utilization: Fraction = 0.9
     num_blocks: Positive | None = None
     max_model_len: Positive | None = None  # the model's own when None
-
-
-class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
-    """How many replicas, and how they share the work."""
-
-    mode: Literal["colocated"] = "colocated"
-    replicas: Positive = 1
 
 
 class Queue(Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,12 +78,25 @@ class Queue(Struct, frozen=True, forbid_unknown_fields=True):
     max_retries: NotNegative = 2  # how often a request may lose its replica
 
 
-class Latency(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where step times come from. `kind = "profile"` reads the file at `path`."""
+class Speculation(Struct, frozen=True, forbid_unknown_fields=True):
+    """Speculative decoding, accounted for in prices: `draft_tokens` a step, each accepted with probability `acceptance`."""
 
-    kind: Literal["auto", "roofline", "profile"] = "auto"
+    draft_tokens: Annotated[int, Meta(ge=1, le=64)] = 4
+    acceptance: Annotated[float, Meta(ge=0, le=1)] = 0.7
+    model: str | None = None  # that drafts; None drafts for free, from the prompt
+
+
+class Latency(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where step times come from; docs/latency.md says which source is asked for what. `path` is a profile."""
+
+    kind: Literal["auto", "roofline", "profile", "measured", "forest"] = "auto"
     path: str | None = None
+    engine: Literal["vllm", "sglang", "trtllm"] = "vllm"  # whose kernels, where the installed tables are asked
     overhead_s: Annotated[float, Meta(ge=0)] | None = None  # a step, over the GPU's own time; None: the source's
+    launch_s: Annotated[float, Meta(ge=0)] = 0.0  # of the CPU for a kernel, in engines that capture no graphs
+    sequence_parallel: bool = False  # norms are shared too: reduce-scatter and all-gather instead of all-reduce
+    overlap_send: bool = False  # a pipeline stage hands on while it computes the next batch
+    speculation: Speculation | None = None
 
 
 class Slo(Struct, frozen=True, forbid_unknown_fields=True):
@@ -175,6 +190,10 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     queue: Queue = field(default_factory=Queue)
     scale: Scale = field(default_factory=Fixed)
     load: Load = field(default_factory=Disk)
+    startup: Startup = field(default_factory=Startup)
+    capacity: Capacities = field(default_factory=Capacities)
+    faults: tuple[Fault, ...] = ()
+    hazards: Hazards = field(default_factory=Hazards)
     workload: Workload | None = None
     latency: Latency = field(default_factory=Latency)
     slo: Slo = field(default_factory=Slo)
@@ -239,6 +258,9 @@ def from_tree(where: str, tree: dict[str, Any]) -> Config:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {_explain(str(error), tree)}") from None
+    mistake = fleet_mistake(config.fleet, config.cluster, config.replica)
+    if mistake is not None:
+        raise ConfigError(f"{where}: {mistake}")
     policies = {name: _own_policy(where, name, table) for name, table in own.items()}
     return msgspec.structs.replace(config, **policies) if policies else config
 
@@ -352,7 +374,13 @@ def _is_ours(name: str, policy: Any) -> bool:
 
 def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
     """TOML has no null: a key that is not set is left out."""
-    return {name: _without_none(value) if isinstance(value, dict) else value for name, value in tree.items() if value is not None}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(item) for item in value]
+        return _without_none(value) if isinstance(value, dict) else value
+
+    return {name: plain(value) for name, value in tree.items() if value is not None}
 
 
 def _explain(message: str, tree: dict[str, Any]) -> str:
@@ -371,6 +399,7 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
         return f"[{key}] needs the key {missing[1]!r}"
     value = _value_at(tree, names)
     what = _shown(what, str).replace("Invalid value ", "unknown value ").replace("Invalid enum value ", "unknown value ")
+    what = what.replace("`int | object`", "`int` or a table {min, max}")
     choices = _choices(table, names)
     return f"{key} = {_shown(value)}: {what[0].lower()}{what[1:]}" + (f"; one of {choices}" if choices else "")
 

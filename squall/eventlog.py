@@ -145,9 +145,9 @@ def describe(machine: Machine) -> Created:
     """How to make such a machine again."""
     match machine:
         case Router():
-            names: tuple[str, ...] = ("policy", "max_queued_requests", "max_queued_tokens", "max_retries")
+            names: tuple[str, ...] = ("policy", "max_queued_requests", "max_queued_tokens", "max_retries", "elastic")
         case Controller():
-            names = ("num_replicas", "scale", "source")
+            names = ("plan", "scale", "load")
         case Replica():
             names = ("id", "policy", "num_blocks", "block_size")
         case _:
@@ -157,10 +157,10 @@ def describe(machine: Machine) -> Created:
 
 
 def _plain(value: Any) -> Any:
-    """A user's own policy is named as in a configuration: `package.module:Class`."""
+    """As it is read again. A user's own policy is named as in a configuration: `package.module:Class`."""
     if not isinstance(value, Struct):
         return value
-    table: dict[str, Any] = msgspec.to_builtins(value)
+    table: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
     policy = type(value)
     if policy.__module__.partition(".")[0] != "squall":
         table["kind"] = f"{policy.__module__}:{policy.__qualname__}"

@@ -126,7 +126,7 @@ def test_a_mistake_is_one_line_that_names_the_file_the_key_and_the_fix(tmp_path:
         ("route.kind=json:dumps", "route.kind = 'json:dumps' is no msgspec.Struct, as a policy must be"),
         ("route.kind=builtins:dict", "is no msgspec.Struct"),
         (f"serve.engine={'x' * 5000}", "one of torch, emulated"),
-        (f"fleet.replicas={'x' * 5000}", "expected `int`, got `str`"),
+        (f"fleet.replicas={'x' * 5000}", "expected `int` or a table {min, max}, got `str`"),
         (f"run.seed={'[' * 5000}{']' * 5000}", "expected `int`, got `str`"),
     ],
 )

@@ -18,6 +18,7 @@ from squall.core.actions import (
     AnyAction,
     Chunk,
     Cut,
+    Decided,
     Forget,
     LoadWeights,
     Preempt,
@@ -37,6 +38,8 @@ from squall.core.events import (
     Emptied,
     LayerArrived,
     LoadFailed,
+    NodeDown,
+    NodeUp,
     Progressed,
     Rejection,
     ReplicaDown,
@@ -44,17 +47,20 @@ from squall.core.events import (
     ReplicaStarted,
     ReplicaStopped,
     ReplicaUp,
+    ScaleWanted,
     StepsDone,
+    Stirred,
     Submitted,
     Warmed,
     WeightsLoaded,
     Woke,
 )
-from squall.core.fleet_view import ReplicaView
+from squall.core.fleet_plan import FleetPlan
+from squall.core.fleet_view import Place, ReplicaView, Transfer
 from squall.core.machine import Machine
 from squall.core.replica import Replica
 from squall.core.router import Router
-from squall.core.types import CONTROLLER, FOREVER, ROUTER, Request
+from squall.core.types import CONTROLLER, FOREVER, ROUTER, SECOND, Request, Role
 from squall.errors import ConfigError
 from squall.eventlog import Created, EventLog, Record, describe, open_log, read, read_merged, write_merged
 from squall.policies.batching import Vllm
@@ -67,12 +73,14 @@ EVENTS: list[AnyEvent] = [
     Submitted(REQUEST), StepsDone(4, 2, (1, 3)), Cancelled(1), Arrived(REQUEST), Progressed(0, (1,), (2,), (3,)),
     ReplicaUp(0, 100, 16), ReplicaDown(0, True), DrainWanted(), ReplicaStarted(0), LayerArrived(0, 5), WeightsLoaded(0, 100, 16),
     LoadFailed(0, "no such file: ä"), Warmed(0), Emptied(0), ReplicaLost(0, "killed", 3), ReplicaStopped(0), Woke(),
+    Stirred(), ScaleWanted(Role.DECODE, 3), ScaleWanted(Role.BOTH), NodeDown(1, 7 * SECOND), NodeUp(1),
 ]  # fmt: skip
 
 ACTIONS: list[AnyAction] = [
     Send(0, Submitted(REQUEST)), RunSteps(1, FOREVER, 3, 400, (Chunk(1, 16, 84, 16, True),), (9, 8)), Cut(1), Preempt((1,)),
-    Forget((2, 3)), Reply(1, Rejection.QUEUE_FULL, "full", 2.5), StartReplica(0), LoadWeights(0, "disk"), WarmReplica(0),
-    StopReplica(0),
+    Forget((2, 3)), Reply(1, Rejection.QUEUE_FULL, "full", 2.5), StartReplica(0),
+    LoadWeights(0, Transfer("m", Place("ssd", 0), (0,), "disk")), WarmReplica(0),
+    StopReplica(0), Decided(Role.BOTH, 1, 2, "queue wait 1.2 s > 0.4 s"),
 ]  # fmt: skip
 
 RECORDS = [Record(number, -1, event, ACTIONS) for number, event in enumerate(EVENTS)]
@@ -211,6 +219,7 @@ class Mine(Struct, frozen=True):
                 "max_queued_requests": 10,
                 "max_queued_tokens": 1000,
                 "max_retries": 2,
+                "elastic": False,
             },
         ),
         (
@@ -220,9 +229,13 @@ class Mine(Struct, frozen=True):
                 "max_queued_requests": 10,
                 "max_queued_tokens": 1000,
                 "max_retries": 2,
+                "elastic": False,
             },
         ),
-        (Controller(3, Fixed()), {"num_replicas": 3, "scale": {"kind": "fixed"}, "source": "disk"}),
+        (
+            Controller(FleetPlan.fixed(3), Fixed()),
+            {"plan": msgspec.json.decode(msgspec.json.encode(FleetPlan.fixed(3))), "scale": {"kind": "fixed"}, "load": None},
+        ),
         (
             Replica(4, Vllm(), 100, 16),
             {"id": 4, "policy": msgspec.to_builtins(Vllm()), "num_blocks": 100, "block_size": 16},

@@ -7,7 +7,8 @@ The others are fire-and-forget. Knows no behaviour.
 from msgspec import Struct
 
 from squall.core.events import AnyEvent, Rejection
-from squall.core.types import BlockHash, MachineId, ReplicaId, RequestId, RunId
+from squall.core.fleet_view import Transfer
+from squall.core.types import BlockHash, MachineId, ReplicaId, RequestId, Role, RunId
 
 
 class Action(Struct, frozen=True, gc=False, tag_field="action", tag=True):
@@ -34,6 +35,7 @@ class Chunk(Struct, frozen=True, gc=False, array_like=True):
         num_cached: of `offset`, tokens found in the prefix cache when the request was admitted; set on its first chunk
             only. The engine takes the blocks of the first `num_cached / block_size` hashes of the request's chain.
         last: the prefill is complete after this piece, and the step yields one token for the request.
+        num_reserved: on the first chunk, KV blocks that the request holds from now on, if it needs no more.
     """
 
     request: RequestId
@@ -41,20 +43,31 @@ class Chunk(Struct, frozen=True, gc=False, array_like=True):
     num_tokens: int
     num_cached: int
     last: bool
+    num_reserved: int = 0
+
+
+class Regrouped(Struct, frozen=True, gc=False, array_like=True):
+    """These decodes belong to `group` from now on. Requests that do not decode are meant to be ignored."""
+
+    group: int
+    requests: tuple[RequestId, ...]
 
 
 class RunSteps(Action, frozen=True, gc=False):
-    """Run up to `steps` steps. In each, every decoding request advances one token and every chunk one piece.
+    """Run up to `steps` steps. In each, every decode of `group` advances one token and every chunk one piece.
 
-    A request decodes from the step after its last chunk until it stops, is preempted or forgotten, so the decodes need no
-    list: `num_decodes` of them attend to `decode_context` tokens in all (their own new one counted) in the first step and
-    to `num_decodes` more each further step. With steps > 1 there is at most one chunk, it is not a last one, and its offset
-    advances by `num_tokens` a step.
+    Decodes come in groups (just one, 0, unless a policy or a pipeline splits them). A request belongs to a run's group after
+    its last chunk there, until it stops, is preempted or forgotten, or `regrouped` names it, which takes effect before the
+    run. So the decodes need no list: `num_decodes` of them, the whole group, attend to `decode_context` tokens in all (their
+    own new one counted) in the first step and to `num_decodes` more each further step. Where `num_decodes` is 0 the group
+    pauses: whoever is in it neither advances nor stops. With steps > 1 there is at most one chunk, it is not a last one, and
+    its offset advances by `num_tokens` a step.
 
     The engine ends the run at the end of the first step in which a sequence stops, or at a `Cut`, and reports the steps
     done. It takes new KV blocks from the free ones and, when there are none, those of `evictable`, in this order. Full
     prompt blocks become shareable under their hash (unless that hash is already held) at the end of the step that
-    completes them. This struct satisfies `BatchShape`, the window that latency models look through.
+    completes them. With pipeline stages the next run may be asked for before this one has ended, of other requests and with
+    steps = 1. This struct satisfies `BatchShape`, the window that latency models look through.
     """
 
     run: RunId
@@ -63,6 +76,8 @@ class RunSteps(Action, frozen=True, gc=False):
     decode_context: int
     chunks: tuple[Chunk, ...] = ()
     evictable: tuple[BlockHash, ...] = ()
+    group: int = 0
+    regrouped: tuple[Regrouped, ...] = ()
 
 
 class Cut(Action, frozen=True, gc=False):
@@ -105,10 +120,14 @@ class StartReplica(Action, frozen=True, gc=False):
 
 
 class LoadWeights(Action, frozen=True, gc=False):
-    """Bring the weights to `replica` from `source` ("disk" so far) and build its KV pool."""
+    """Bring the weights to `replica`, which is one of `transfer.path`, and build its KV pool.
+
+    Asked again while they are on their way, it takes the place of what was asked before: a source is gone. Layers that have
+    arrived stay.
+    """
 
     replica: ReplicaId
-    source: str
+    transfer: Transfer
 
 
 class WarmReplica(Action, frozen=True, gc=False):
@@ -123,5 +142,16 @@ class StopReplica(Action, frozen=True, gc=False):
     replica: ReplicaId
 
 
-AnyAction = Send | RunSteps | Cut | Preempt | Forget | Reply | StartReplica | LoadWeights | WarmReplica | StopReplica
+class Decided(Action, frozen=True, gc=False):
+    """Nothing to do, but to be remembered: from now on `after` replicas of the role are wanted, where it were `before`."""
+
+    role: Role
+    before: int
+    after: int
+    why: str
+
+
+AnyAction = (
+    Send | RunSteps | Cut | Preempt | Forget | Reply | StartReplica | LoadWeights | WarmReplica | StopReplica | Decided
+)  # fmt: skip
 """The closed union, for decoding."""

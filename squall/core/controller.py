@@ -1,32 +1,42 @@
 """The controller machine: how many replicas there should be, and the life of each.
 
-Keeps apart what is desired (the scale policy's number), what is observed (each replica's phase) and what is in flight (a stop
-that was asked for). Knows no requests: the router tells it when a withdrawn replica is empty. Does not know how a process is
-started or how weights travel.
+Keeps apart what is desired (a target for each role), what is observed (each replica's phase) and what is in flight (a load, or
+a stop that was asked for). Damping is here, once, around any scale policy: see `Controller`. Knows no requests, only the router's
+counts of them; the router tells it when a withdrawn replica is empty. Does not know how a process starts or how weights travel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from typing import cast
 
-from squall.core.actions import AnyAction, LoadWeights, Send, StartReplica, StopReplica, WarmReplica
+from squall.core.actions import AnyAction, Decided, LoadWeights, Send, StartReplica, StopReplica, WarmReplica
+from squall.core.damping import bounded, lowered
 from squall.core.events import (
     AnyEvent,
     DrainWanted,
     Emptied,
     LayerArrived,
     LoadFailed,
+    NodeDown,
+    NodeUp,
     ReplicaDown,
     ReplicaLost,
     ReplicaStarted,
     ReplicaStopped,
     ReplicaUp,
+    ScaleWanted,
+    Stirred,
     Warmed,
     WeightsLoaded,
     Woke,
 )
-from squall.core.fleet_view import ScalePolicy, Wanted
-from squall.core.lifecycle import REPLICA, TRANSFER, Launched, Life, Phase, Revived, TransferPhase, Withdrawn
+from squall.core.fleet import Fleet, Member, Memory, NoTraffic, RoleState, Traffic
+from squall.core.fleet_plan import FleetPlan
+from squall.core.fleet_view import Capacity, LoadPolicy, RoleView, ScalePolicy
+from squall.core.lifecycle import TRANSFER, Launched, Life, Phase, Redirected, Revived, TransferPhase, Withdrawn
+from squall.core.placing import free_slots, least_disturbing
+from squall.core.sources import Sources
 from squall.core.types import ROUTER, SECOND, Nanos, ReplicaId, Role
 from squall.errors import IllegalTransition
 
@@ -39,126 +49,155 @@ ABOUT_A_REPLICA = (ReplicaStarted, LayerArrived, WeightsLoaded, LoadFailed, Warm
 ABOUT_WEIGHTS = (LayerArrived, WeightsLoaded, LoadFailed, ReplicaLost, ReplicaStopped)
 
 
-class Member:
-    """One replica of the fleet.
-
-    Attributes:
-        life: its observed phase.
-        transfer: its load of weights, while it goes on.
-        layers_ready: layers that have arrived (they arrive in order).
-        stopping: its process was asked to end and has not yet.
-        announced: the router counts on it.
-        num_failures: in a row; each doubles the wait before the next start.
-        start_at: not before this instant.
-    """
-
-    __slots__ = ("announced", "block_size", "layers_ready", "life", "num_blocks", "num_failures", "ready_at", "replica",
-                 "start_at", "stopping", "transfer")  # fmt: skip
-
-    def __init__(self, replica: ReplicaId) -> None:
-        self.replica = replica
-        self.life = Life(f"replica {replica}", REPLICA, Phase.OFF)
-        self.transfer: Life[TransferPhase] | None = None
-        self.layers_ready = 0
-        self.num_blocks = 0
-        self.block_size = 0
-        self.stopping = False
-        self.announced = False
-        self.num_failures = 0
-        self.ready_at: Nanos = 0
-        self.start_at: Nanos = 0
-
-
 class Controller:
-    """Brings replicas 0 to n-1 up and keeps them up; n is the scale policy's answer, and 0 once `DrainWanted` has come.
+    """Keeps as many replicas of each role up as its target says, and none once `DrainWanted` has come.
 
-    Woken at 0 it starts the fleet. A replica that is lost, or whose weights cannot be loaded, is started again after 1, 2, 4, ...
-    60 seconds. One that is not wanted any more is withdrawn: if it is ready it finishes what it has, otherwise it stops at once.
+    The target follows the scale policy's answers, with damping:
+
+    - bounds, and never more than there are slots for (a replica that cannot be placed is not waited for);
+    - upwards at once, but not twice within `patience.up_interval`; loads on their way never hold up a decision;
+    - downwards to the highest answer of the latest `patience.down_window`, once a window, and never so far that the policy
+      would want more if it saw the load on those who are left (its view is asked with so many replicas ready);
+    - never to zero while anybody waits or is served, and never one role without the other.
+
+    Whom to add: a replica that drains, one that is idle, then a free slot. Whom to take away: whoever is furthest from being
+    ready, then who has the fewest requests; it finishes what it has, keeps its weights for `patience.idle_ttl`, then stops.
+
+    A replica that is lost, or whose weights cannot be loaded, is replaced: in another slot at once where there is one, otherwise
+    in the same one after 1, 2, 4, ... 60 seconds. Where the source of a load is lost, the load goes on from another one.
+
+    A policy that needs no more than one answer (`constant`) is asked once, and the controller sleeps. Any other is asked at every
+    event, every `up_interval` while there is work, and every `rest_interval` while there is none.
 
     The driver reports `ReplicaLost` only when the process can do no more harm (it has ended, or was killed), and nothing of a
     replica after that until it is started again. `DrainWanted` is for the controller; it passes it on to the router.
+
+    Attributes:
+        traffic: the router; to be set before the first event.
     """
 
-    __slots__ = ("_draining", "_fleet", "_retrying", "_wanted", "num_replicas", "scale", "source", "wake_at")
-
-    def __init__(self, num_replicas: int, scale: ScalePolicy, source: str = "disk") -> None:
+    def __init__(self, plan: FleetPlan, scale: ScalePolicy, load: LoadPolicy | None = None) -> None:
         self.wake_at: Nanos | None = 0
-        self.num_replicas = num_replicas
+        self.plan = plan
         self.scale = scale
-        self.source = source
+        self.load = load
+        self.now: Nanos = 0
+        self.began_at: Nanos = 0
+        self._begun = False
         self._draining = False
-        self._fleet: dict[ReplicaId, Member] = {}
-        self._retrying: set[ReplicaId] = set()  # failed, not started again yet
-        self._wanted = 0
+        self._undecided = True  # a constant policy was not asked since something changed
+        self._failing: set[ReplicaId] = set()  # whoever failed and has not been started again since
+        self._constant = bool(getattr(scale, "constant", False)) or not plan.is_elastic
+        memory = Memory.of(scale)
+        self._states = {role: RoleState(role, bounds, plan, memory) for role, bounds in plan.bounds.items()}
+        self._fleet = Fleet(plan.slots, self._states, NoTraffic())
+        self._sources = Sources(plan, self._fleet, load)
+        self._down: dict[int, Nanos] = {}  # nodes that go, or are gone: when
+        self._num_usable = plan.slots.num
+
+    # -- windows
 
     @property
-    def num_configured(self) -> int:
-        return self.num_replicas
+    def traffic(self) -> Traffic:
+        return self._fleet.traffic
+
+    @traffic.setter
+    def traffic(self, traffic: Traffic) -> None:
+        self._fleet.traffic = traffic
+        for role, state in self._states.items():
+            state.demand = traffic.demand(role)
 
     @property
-    def roles(self) -> Mapping[Role, Controller]:
-        return {Role.BOTH: self}
+    def roles(self) -> Mapping[Role, RoleView]:
+        return cast(Mapping[Role, RoleView], self._states)
 
     @property
-    def initial(self) -> int:
-        return self.num_replicas
+    def capacity(self) -> Capacity | None:
+        return self.plan.capacity
+
+    @property
+    def states(self) -> Mapping[Role, RoleState]:
+        """What is desired of each role, to look at."""
+        return self._states
 
     @property
     def num_ready(self) -> int:
-        return sum(member.life.phase is Phase.READY for member in self._fleet.values())
+        return sum(len(state.ready) for state in self._states.values())
 
     @property
     def fleet(self) -> Mapping[ReplicaId, Member]:
         """All replicas that ever were, to look at."""
-        return self._fleet
+        return self._fleet.members
+
+    # -- events
 
     def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
+        self.now = now
+        if not self._begun:
+            self._begun = True
+            self.began_at = now
         actions: list[AnyAction] = []
-        concerned: Iterable[Member] = self._fleet.values()
         match event:
-            case Woke():
+            case Woke() | Stirred():
                 pass
+            case LayerArrived():
+                self._observe(self._member(event.replica), event, now)
+                return []
             case DrainWanted() if not self._draining:
                 self._draining = True
                 actions.append(Send(ROUTER, event))
             case DrainWanted():
                 return []
+            case ScaleWanted(role, count):
+                self._state(role).manual = count
+                self._undecided = True
+            case NodeDown(node, at):
+                self._node_down(node, at)
+            case NodeUp(node):
+                self._node_up(node)
             case _ if isinstance(event, ABOUT_A_REPLICA):
-                member = self._member(event.replica)
-                actions += self._observe(member, event, now)
-                concerned = (member,)
+                actions += self._observe(self._member(event.replica), event, now)
             case _:
                 raise IllegalTransition(f"the controller got {type(event).__name__}, which is not for it")
-        actions += self._reconcile(concerned, now)
-        # One that is due but was not concerned by this event is woken at this very instant.
-        waiting = (member for replica in self._retrying if not (member := self._fleet[replica]).stopping)
-        self.wake_at = min((max(member.start_at, now) for member in waiting), default=None)
+        self._give_up_late(actions, now)
+        self._decide(actions, now)
+        self._reconcile(actions, now)
+        self.wake_at = self._next_wake(now)
         return actions
 
     # -- what is observed
 
     def _member(self, replica: ReplicaId) -> Member:
-        member = self._fleet.get(replica)
+        member = self._fleet.members.get(replica)
         if member is None:
-            raise IllegalTransition(f"replica {replica} is not of this fleet, which has {len(self._fleet)}")
+            raise IllegalTransition(f"replica {replica} is not of this fleet, which has {len(self._fleet.members)}")
         return member
+
+    def _state(self, role: Role) -> RoleState:
+        state = self._states.get(role)
+        if state is None:
+            known = ", ".join(role.value for role in self._states)
+            raise IllegalTransition(f"the fleet has no role {role.value!r}; it has {known}")
+        return state
 
     def _observe(self, member: Member, event: AnyEvent, now: Nanos) -> list[AnyAction]:
         """Follow the tables; ask for what comes next in a replica's life."""
-        after = member.life.on(event, now)
+        after = self._fleet.move(member, event, now)
         self._observe_transfer(member, event, now)
         match event:
             case ReplicaStarted() if not member.stopping:
-                member.transfer = Life(f"weights of replica {member.replica}", TRANSFER, TransferPhase.ASKED)
-                return [LoadWeights(member.replica, self.source)]
+                return [self._load(member, now)]
             case WeightsLoaded() if not member.stopping:
                 member.num_blocks, member.block_size = event.num_blocks, event.block_size
+                self._sources.loaded(member, now)
                 return [WarmReplica(member.replica)]
             case Warmed() if not member.stopping:
                 member.ready_at = now
+                member.state.load_s = (now - member.launched_at) / SECOND
                 return [self._announce(member)]
             case Emptied() if after is Phase.IDLE:
                 member.announced = False
+                member.idle_at = now
             case LoadFailed():
                 self._failed(member, now)
                 return self._stop(member)
@@ -167,7 +206,7 @@ class Controller:
                     self._failed(member, now)
                 if isinstance(event, ReplicaStopped):
                     member.stopping = False
-                return self._gone(member)
+                return self._gone(member, now)
         return []
 
     def _observe_transfer(self, member: Member, event: AnyEvent, now: Nanos) -> None:
@@ -179,71 +218,261 @@ class Controller:
         if isinstance(event, LayerArrived):
             member.layers_ready = event.layer + 1
 
+    def _load(self, member: Member, now: Nanos) -> LoadWeights:
+        """Weights for a replica whose process is up; those that were started with it are planned for together."""
+        if not self._sources.is_sound(member):
+            batch = [other for other in member.batch if self._awaits_weights(other)]
+            self._sources.plan(sorted(batch, key=_id), now)
+        member.transfer = Life(f"weights of replica {member.replica}", TRANSFER, TransferPhase.ASKED)
+        assert member.source is not None
+        return LoadWeights(member.replica, member.source)
+
+    def _awaits_weights(self, member: Member) -> bool:
+        phase = member.phase
+        return not member.stopping and (phase is Phase.STARTING or (phase is Phase.LOADING and member.transfer is None))
+
     def _announce(self, member: Member) -> Send:
         member.announced = True
-        return Send(ROUTER, ReplicaUp(member.replica, member.num_blocks, member.block_size))
+        return Send(ROUTER, ReplicaUp(member.replica, member.num_blocks, member.block_size, member.role))
 
     def _failed(self, member: Member, now: Nanos) -> None:
         if member.announced and now - member.ready_at >= STABLE_AFTER:
             member.num_failures = 0
         member.start_at = now + min(FIRST_BACKOFF << min(member.num_failures, 6), LAST_BACKOFF)
         member.num_failures += 1
-        self._retrying.add(member.replica)
+        self._failing.add(member.replica)
 
-    def _gone(self, member: Member) -> list[AnyAction]:
+    def _gone(self, member: Member, now: Nanos) -> list[AnyAction]:
         """Its process has ended, asked to or not."""
+        self._sources.released(member, now)
         member.layers_ready = 0
-        if not member.announced:
+        member.source = None
+        self._fleet.file(member)
+        actions: list[AnyAction] = []
+        if member.announced:
+            member.announced = False
+            actions.append(Send(ROUTER, ReplicaDown(member.replica, lost=True)))
+        return actions + self._redirect(now)
+
+    def _redirect(self, now: Nanos) -> list[AnyAction]:
+        """Loads whose source is gone go on from another one."""
+        coming = (member for state in self._states.values() for member in state.coming.values())
+        orphans = [member for member in coming if member.transfer is not None and not self._sources.is_sound(member)]
+        if not orphans:
             return []
-        member.announced = False
-        return [Send(ROUTER, ReplicaDown(member.replica, lost=True))]
+        orphans.sort(key=_id)
+        self._sources.plan(orphans, now)
+        for member in orphans:
+            assert member.transfer is not None
+            member.transfer.on(Redirected(), now)
+        return [LoadWeights(member.replica, member.source) for member in orphans if member.source is not None]
+
+    # -- nodes
+
+    def _on_node(self, node: int) -> Iterator[Member]:
+        return (member for member in self._fleet.members.values() if node in self.plan.slots.nodes(member.replica))
+
+    def _node_down(self, node: int, at: Nanos) -> None:
+        self._down[node] = at
+        for member in self._on_node(node):
+            member.leaves_at = at if member.leaves_at is None else min(at, member.leaves_at)
+            member.withdraw_at = self.now + (member.leaves_at - self.now) // 2
+            self._fleet.file(member)
+        self._count_usable()
+        if at <= self.now:
+            self._sources.forget(node)
+
+    def _node_up(self, node: int) -> None:
+        self._down.pop(node, None)
+        for member in self._on_node(node):
+            left = [self._down[other] for other in self.plan.slots.nodes(member.replica) if other in self._down]
+            member.leaves_at = min(left, default=None)
+            self._fleet.file(member)
+        self._count_usable()
+
+    def _count_usable(self) -> None:
+        self._num_usable = sum(not self._is_down(replica) for replica in range(self.plan.slots.num))
+
+    def _is_down(self, replica: ReplicaId) -> bool:
+        return bool(self._down) and any(node in self._down for node in self.plan.slots.nodes(replica))
 
     # -- what is desired
 
-    def _reconcile(self, concerned: Iterable[Member], now: Nanos) -> list[AnyAction]:
-        """One step from what is observed towards what is desired: of those concerned, or of all when that has changed."""
-        wanted = 0
-        if not self._draining:
-            answer = self.scale(self)  # type: ignore[arg-type]
-            wanted = answer.counts[Role.BOTH] if isinstance(answer, Wanted) else answer
-        if wanted != self._wanted:
-            self._wanted = wanted
-            for replica in range(len(self._fleet), wanted):
-                self._fleet[replica] = Member(replica)
-            concerned = self._fleet.values()
-        actions: list[AnyAction] = []
-        for member in concerned:
-            if not member.stopping:
-                actions += self._keep(member, now) if member.replica < wanted else self._withdraw(member, now)
-        return actions
+    def _decide(self, actions: list[AnyAction], now: Nanos) -> None:
+        """Set the targets, and say why where they change."""
+        states = self._states
+        if self._draining:
+            for state in states.values():
+                state.target = 0
+            return
+        if self._constant and not self._undecided:
+            return
+        self._undecided = False
+        for state in states.values():
+            state.observe(now)
+        answer = self.scale(self)
+        wanted = {role: answer.counts.get(role) if state.manual is None else state.manual for role, state in states.items()}
+        usable = None if self._constant else self._num_usable
+        counts, whys = bounded(states, wanted, usable)
+        for role, state in states.items():
+            before, why = state.target, answer.why if state.manual is None else "asked for"
+            if self._aim(state, counts[role], now):
+                more = whys.get(role)
+                actions.append(Decided(role, before, state.target, f"{why}; {more}" if more else why))
 
-    def _keep(self, member: Member, now: Nanos) -> list[AnyAction]:
-        """A replica that is wanted: started, or revived, where it is not on its way already."""
-        phase = member.life.phase
-        if phase in (Phase.OFF, Phase.FAILED) and now >= member.start_at:
-            self._retrying.discard(member.replica)
-            member.life.on(Launched(), now)
-            return [StartReplica(member.replica)]
-        if phase in (Phase.DRAINING, Phase.IDLE):
-            member.life.on(Revived(), now)
-            return [self._announce(member)]
-        return []
+    def _aim(self, state: RoleState, wanted: int, now: Nanos) -> bool:
+        """Move a role's target towards what is wanted, as fast as patience allows. Whether it has changed."""
+        patience = self.plan.patience
+        before = state.target
+        state.wanted = wanted
+        state.highest.add(now, wanted)
+        if state.manual is not None or self._constant:
+            state.target = wanted
+        elif wanted > before:
+            if state.raised_at is None or now - state.raised_at >= patience.up_interval:
+                state.target = wanted
+        elif wanted < before:
+            if before > self._num_usable:
+                state.target = min(before, self._num_usable)  # withdrawn: there is no place
+            elif state.lowered_at is None or now - state.lowered_at >= patience.down_window:
+                lowest = state.highest.over_window(now)
+                if lowest is not None and lowest < before:
+                    state.target = lowered(self.scale, self, state, lowest)
+        if state.target > before:
+            state.raised_at = now
+        elif state.target < before:
+            state.lowered_at = now
+        return state.target != before
 
-    def _withdraw(self, member: Member, now: Nanos) -> list[AnyAction]:
-        """A replica that is not wanted: drained first where it works, else stopped."""
-        phase = member.life.phase
-        self._retrying.discard(member.replica)
-        if phase is Phase.READY:
-            member.life.on(Withdrawn(), now)
-            return [Send(ROUTER, ReplicaDown(member.replica, lost=False))]
-        if phase in (Phase.STARTING, Phase.LOADING, Phase.WARMING, Phase.IDLE):
-            return self._stop(member)
-        if phase is Phase.FAILED:
-            member.life.on(Withdrawn(), now)
-        return []
+    # -- from what is observed to what is desired
+
+    def _reconcile(self, actions: list[AnyAction], now: Nanos) -> None:
+        launched: list[Member] = []
+        stopped = False
+        for state in self._states.values():
+            surplus = state.num_here - state.target
+            if surplus < 0:
+                launched += self._add(actions, state, -surplus, now)
+            elif surplus > 0:
+                stopped |= self._remove(actions, state, surplus, now)
+            if state.leaving:
+                stopped |= self._leave(actions, state, now)
+            if state.idle:
+                stopped |= self._stop_idle(actions, state, now)
+        if launched:
+            batch = tuple(launched)
+            for member in batch:
+                member.batch = batch
+                member.source = None
+        if stopped:
+            actions += self._redirect(now)
+        if self._failing:
+            self._let_failed_be(now)
+
+    def _add(self, actions: list[AnyAction], state: RoleState, count: int, now: Nanos) -> list[Member]:
+        """Bring up so many more, the cheapest first. Returns those that were started from nothing."""
+        idle = [member for other in self._states.values() for member in other.idle.values() if other is not state]
+        for member in [*state.draining.values(), *state.idle.values(), *idle][:count]:
+            if member.state is not state:
+                self._fleet.assign(member, state)
+            self._fleet.move(member, Revived(), now)
+            actions.append(self._announce(member))
+            count -= 1
+        if not count:
+            return []
+        self._sources.now = now
+        launched: list[Member] = []
+        for replica in free_slots(self._fleet, count, now, self._is_down, lambda: frozenset(self._sources.host_copies)):
+            member = self._fleet.member(replica)
+            self._fleet.assign(member, state)
+            self._fleet.move(member, Launched(), now)
+            member.launched_at = now
+            launched.append(member)
+            actions.append(StartReplica(replica))
+        return launched
+
+    def _remove(self, actions: list[AnyAction], state: RoleState, count: int, now: Nanos) -> bool:
+        """Take away so many, those first that disturb least. Whether any process was asked to end."""
+        stopped = False
+        for member in least_disturbing(state, count):
+            if member.phase is Phase.READY:
+                actions.append(self._withdraw(member, now))
+            else:
+                actions += self._stop(member)
+                stopped = True
+        return stopped
+
+    def _withdraw(self, member: Member, now: Nanos) -> Send:
+        self._fleet.move(member, Withdrawn(), now)
+        return Send(ROUTER, ReplicaDown(member.replica, lost=False))
+
+    def _leave(self, actions: list[AnyAction], state: RoleState, now: Nanos) -> bool:
+        """Those whose node goes: who works does so until there is another one, or half of the notice has passed."""
+        stopped = False
+        for member in list(state.leaving.values()):
+            if member.phase is Phase.READY:
+                if state.num_ready >= state.target or now >= member.withdraw_at:
+                    actions.append(self._withdraw(member, now))
+            elif member.phase is not Phase.DRAINING:
+                actions += self._stop(member)
+                stopped = True
+        return stopped
+
+    def _stop_idle(self, actions: list[AnyAction], state: RoleState, now: Nanos) -> bool:
+        """Weights that nobody has wanted for long, and that nobody copies now, are given up."""
+        ttl = 0 if self._draining or self._constant else self.plan.patience.idle_ttl
+        late = [m for m in state.idle.values() if now >= m.idle_at + ttl and not self._sources.depends_on(m.replica)]
+        for member in sorted(late, key=_id):
+            actions += self._stop(member)
+        return bool(late)
 
     def _stop(self, member: Member) -> list[AnyAction]:
         if member.stopping:
             return []
         member.stopping = True
+        self._fleet.file(member)
         return [StopReplica(member.replica)]
+
+    def _give_up_late(self, actions: list[AnyAction], now: Nanos) -> None:
+        """A replica that does not come up in time is withdrawn; another slot gets its chance."""
+        timeout = self.plan.patience.start_timeout
+        if self._constant or timeout is None:
+            return
+        for state in self._states.values():
+            for member in [member for member in state.coming.values() if now >= member.launched_at + timeout]:
+                self._failed(member, now)
+                actions += self._stop(member)
+
+    def _let_failed_be(self, now: Nanos) -> None:
+        """Whoever failed and is not wanted any more is off; its wait before the next start stays."""
+        for replica in sorted(self._failing):
+            member = self._fleet.members[replica]
+            if member.phase is Phase.FAILED and not member.stopping and member.state.num_here >= member.state.target:
+                self._fleet.move(member, Withdrawn(), now)
+            if member.start_at <= now and member.phase is not Phase.FAILED:
+                self._failing.discard(replica)
+
+    # -- when to look again
+
+    def _next_wake(self, now: Nanos) -> Nanos | None:
+        times: list[Nanos] = []
+        states = self._states.values()
+        if any(state.num_here < state.target for state in states):
+            members = [self._fleet.members[replica] for replica in self._failing]
+            times += [max(now, member.start_at) for member in members if member.is_free]
+        patience = self.plan.patience
+        for state in states:
+            if state.leaving:
+                times += [m.withdraw_at for m in state.leaving.values() if m.phase is Phase.READY and m.withdraw_at > now]
+        if not self._constant and not self._draining:
+            settled = all(state.is_quiet and state.wanted == state.target for state in states)
+            times.append(now + (patience.rest_interval if settled else patience.up_interval))
+            for state in states:
+                times += [at for m in state.idle.values() if (at := m.idle_at + patience.idle_ttl) > now]
+                if patience.start_timeout is not None:
+                    times += [member.launched_at + patience.start_timeout for member in state.coming.values()]
+        return min(times, default=None)
+
+
+def _id(member: Member) -> ReplicaId:
+    return member.replica

@@ -7,7 +7,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from squall.core.types import ReplicaId, Request, RequestId, RunId
+from squall.core.types import Nanos, ReplicaId, Request, RequestId, Role, RunId
 
 
 class Event(Struct, frozen=True, gc=False, tag_field="event", tag=True):
@@ -69,6 +69,7 @@ class ReplicaUp(Event, frozen=True, gc=False):
     replica: ReplicaId
     num_blocks: int
     block_size: int
+    role: Role = Role.BOTH
 
 
 class ReplicaDown(Event, frozen=True, gc=False):
@@ -139,6 +140,33 @@ class ReplicaStopped(Event, frozen=True, gc=False):
     replica: ReplicaId
 
 
+class Stirred(Event, frozen=True, gc=False):
+    """A request came to a router that had none, says the router of an elastic fleet: the controller looks again."""
+
+
+class ScaleWanted(Event, frozen=True, gc=False):
+    """Somebody wants `count` replicas of a role, whatever the policy says; None gives the decision back to the policy."""
+
+    role: Role
+    count: int | None = None
+
+
+class NodeDown(Event, frozen=True, gc=False):
+    """The node goes at `at`, and takes no replicas meanwhile: it is reclaimed with notice, or gone already.
+
+    Whatever replica it has then is reported lost, each by its own event.
+    """
+
+    node: int
+    at: Nanos
+
+
+class NodeUp(Event, frozen=True, gc=False):
+    """The node takes replicas again."""
+
+    node: int
+
+
 # -- to any machine
 
 
@@ -148,7 +176,8 @@ class Woke(Event, frozen=True, gc=False):
 
 AnyEvent = (
     Submitted | StepsDone | Cancelled | Arrived | Progressed | ReplicaUp | ReplicaDown | DrainWanted | ReplicaStarted
-    | LayerArrived | WeightsLoaded | LoadFailed | Warmed | Emptied | ReplicaLost | ReplicaStopped | Woke
+    | LayerArrived | WeightsLoaded | LoadFailed | Warmed | Emptied | ReplicaLost | ReplicaStopped | Woke | Stirred
+    | ScaleWanted | NodeDown | NodeUp
 )  # fmt: skip
 """The closed union, for decoding."""
 

@@ -40,6 +40,10 @@ class Revived(Struct, frozen=True):
     """The replica is wanted back before it was switched off."""
 
 
+class Redirected(Struct, frozen=True):
+    """The weights come from elsewhere: their source is gone."""
+
+
 # -- a replica
 
 
@@ -56,7 +60,8 @@ class Phase(StrEnum):
     FAILED = "failed"  # lost, or its weights could not be loaded
 
 
-Happening = type[AnyEvent] | type[Launched] | type[Withdrawn] | type[Revived]
+Decision = Launched | Withdrawn | Revived | Redirected
+Happening = type[AnyEvent] | type[Decision]
 
 _GONE: Mapping[Happening, Phase] = {ReplicaLost: Phase.FAILED, ReplicaStopped: Phase.OFF}
 """Whatever has a process can lose it, and can be stopped; it keeps its phase until it has stopped."""
@@ -91,6 +96,7 @@ _ENDS: Mapping[Happening, TransferPhase] = {
     LoadFailed: TransferPhase.FAILED,
     ReplicaLost: TransferPhase.FAILED,
     ReplicaStopped: TransferPhase.FAILED,
+    Redirected: TransferPhase.ASKED,
 }
 
 TRANSFER: Mapping[TransferPhase, Mapping[Happening, TransferPhase]] = {
@@ -166,7 +172,7 @@ class Life(Generic[P]):
         self._table = table
         self._story: deque[tuple[Nanos, str, P]] = deque(maxlen=32)
 
-    def on(self, event: AnyEvent | Launched | Withdrawn | Revived, now: Nanos) -> P:
+    def on(self, event: AnyEvent | Decision, now: Nanos) -> P:
         """Move to the phase that `event` leads to.
 
         Raises:

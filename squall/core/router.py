@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from squall.core.actions import AnyAction, Reply, Send
+from squall.core.demand import Demand
 from squall.core.events import (
     AnyEvent,
     Arrived,
@@ -19,13 +20,14 @@ from squall.core.events import (
     Rejection,
     ReplicaDown,
     ReplicaUp,
+    Stirred,
     Submitted,
     Woke,
 )
 from squall.core.fleet_view import ChoosePolicy, RoutePolicy
 from squall.core.lifecycle import REQUEST, RequestHappening, RequestPhase
 from squall.core.replica_index import Backend, Chosen, Ranked
-from squall.core.types import CONTROLLER, SECOND, Nanos, ReplicaId, Request, RequestId
+from squall.core.types import CONTROLLER, SECOND, Nanos, ReplicaId, Request, RequestId, Role
 from squall.errors import IllegalTransition
 
 RATE_WINDOW: Nanos = 10 * SECOND
@@ -43,9 +45,10 @@ class Entry:
         backend: the replica that has it; None while it is queued here.
         started: that replica has yielded a token of it.
         lost_by: replicas that died with it.
+        queued_at: since when it waits here, while it does.
     """
 
-    __slots__ = ("backend", "lost_by", "num_tokens", "phase", "request", "started")
+    __slots__ = ("backend", "lost_by", "num_tokens", "phase", "queued_at", "request", "started")
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -54,6 +57,7 @@ class Entry:
         self.backend: Backend | None = None
         self.started = False
         self.lost_by: tuple[ReplicaId, ...] = ()
+        self.queued_at: Nanos = request.arrived_at
 
 
 class Router:
@@ -70,17 +74,28 @@ class Router:
     When a replica that was withdrawn (`ReplicaDown(lost=False)`) has finished what it had, the controller gets `Emptied`. While
     the service drains, what is queued is still served: a withdrawal then takes effect once the queue is empty.
 
+    What is asked of the fleet is counted here (`demand`), for the controller's scale policy. Where the fleet is `elastic`, the
+    controller gets `Stirred` when a request comes and there was none.
+
     Of a `Progressed` the router expects ids that it sent to that replica and that were not in a `finished` of it before; a
     replica says `finished` of a cancelled request too. A `Cancelled` may cross with it, and of an unknown id is ignored.
     """
 
-    __slots__ = ("_backends", "_closing", "_draining", "_entries", "_index", "_largest", "_largest_ever", "_queue",
-                 "_queued_tokens", "_rate", "_smallest", "max_queued_requests", "max_queued_tokens", "max_retries", "policy",
+    __slots__ = ("_backends", "_closing", "_demand", "_draining", "_entries", "_index", "_largest", "_largest_ever", "_queue",
+                 "_rate", "_smallest", "elastic", "max_queued_requests", "max_queued_tokens", "max_retries", "policy",
                  "wake_at")  # fmt: skip
 
-    def __init__(self, policy: RoutePolicy, max_queued_requests: int, max_queued_tokens: int, max_retries: int) -> None:
+    def __init__(
+        self,
+        policy: RoutePolicy,
+        max_queued_requests: int,
+        max_queued_tokens: int,
+        max_retries: int,
+        elastic: bool = False,
+    ) -> None:
         self.wake_at: Nanos | None = None
         self.policy = policy
+        self.elastic = elastic
         self.max_queued_requests = max_queued_requests
         self.max_queued_tokens = max_queued_tokens
         self.max_retries = max_retries
@@ -88,7 +103,7 @@ class Router:
         self._backends: dict[ReplicaId, Backend] = {}  # all that are open or have unfinished requests
         self._entries: dict[RequestId, Entry] = {}
         self._queue: OrderedDict[RequestId, Entry] = OrderedDict()
-        self._queued_tokens = 0
+        self._demand = Demand(self._oldest_queued_at)
         self._rate = FinishRate()
         self._draining = False
         self._closing: set[ReplicaId] = set()  # withdrawn, but still needed for the queue
@@ -110,6 +125,18 @@ class Router:
         """Replicas that take requests."""
         return len(self._index.replicas)
 
+    def demand(self, role: Role) -> Demand:
+        """What is asked of the replicas of that role."""
+        return self._demand if role is Role.BOTH else Demand()
+
+    def outstanding(self, replica: ReplicaId) -> tuple[int, int]:
+        """Unfinished requests of a replica, and their prompt tokens; (0, 0) of one that has none."""
+        backend = self._backends.get(replica)
+        return (0, 0) if backend is None else (backend.num_outstanding, backend.num_tokens)
+
+    def _oldest_queued_at(self) -> Nanos | None:
+        return next(iter(self._queue.values())).queued_at if self._queue else None
+
     def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
         match event:
             case Progressed():
@@ -121,7 +148,7 @@ class Router:
             case ReplicaUp():
                 return self._replica_up(event)
             case ReplicaDown():
-                return self._replica_down(event)
+                return self._replica_down(event, now)
             case DrainWanted():
                 self._draining = True
                 return self._settle()
@@ -134,34 +161,42 @@ class Router:
     def _arrived(self, request: Request, now: Nanos) -> list[AnyAction]:
         if request.id in self._entries:
             raise IllegalTransition(f"request {request.id} arrived twice: it is {self._entries[request.id].phase}")
+        demand = self._demand
+        demand.num_arrived += 1
+        demand.num_arrived_tokens += request.num_prompt_tokens
         if self._draining:
             return [_reply(request, Rejection.DRAINING, "the service is shutting down", UNKNOWN_WAIT_S)]
         entry = Entry(request)
+        stirred: list[AnyAction] = [Send(CONTROLLER, Stirred())] if self.elastic and not self._entries else []
         if entry.num_tokens > self._largest and self._index.replicas:
             return [self._too_large(entry)]
         if not self._queue:
             backend = self._pick(entry)
             if backend is not None:
                 self._entries[request.id] = entry
-                return [self._send(entry, backend)]
+                return [self._send(entry, backend), *stirred]
         room = len(self._queue) < self.max_queued_requests
-        if not room or self._queued_tokens + request.num_prompt_tokens > self.max_queued_tokens:
-            message = f"{len(self._queue)} requests with {self._queued_tokens} prompt tokens are waiting already"
-            return [_reply(request, Rejection.QUEUE_FULL, message, self._rate.wait_s(len(self._queue), now))]
+        if not room or demand.num_queued_tokens + request.num_prompt_tokens > self.max_queued_tokens:
+            message = f"{len(self._queue)} requests with {demand.num_queued_tokens} prompt tokens are waiting already"
+            return [_reply(request, Rejection.QUEUE_FULL, message, self._rate.wait_s(len(self._queue), now)), *stirred]
         self._entries[request.id] = entry
-        self._enqueue(entry)
-        return []
+        self._enqueue(entry, now)
+        return stirred
 
     def _progressed(self, event: Progressed, now: Nanos) -> list[AnyAction]:
         backend = self._backends.get(event.replica)
         if backend is None:
             raise IllegalTransition(f"replica {event.replica} reports {event}, but is not up")
+        demand = self._demand
         for request in event.first:
             entry = self._step(request, backend, "first token")
             if not entry.started:
                 entry.started = True
                 backend.num_waiting -= 1
                 backend.num_running += 1
+                demand.num_waiting -= 1
+                demand.num_waiting_tokens -= entry.request.num_prompt_tokens
+                demand.num_running += 1
         for request in event.preempted:
             self._step(request, backend, "preempted")
         for request in event.finished:
@@ -172,12 +207,23 @@ class Router:
             else:
                 backend.num_waiting -= 1
             backend.num_tokens -= entry.request.num_prompt_tokens
+            self._leaves(entry)
         if event.finished:
             self._rate.add(len(event.finished), now)
         if backend.open:
             self._index.changed(backend)
             return self._settle() if self._queue else []
         return self._emptied(backend)
+
+    def _leaves(self, entry: Entry) -> None:
+        """It is at no replica any more."""
+        demand = self._demand
+        demand.num_promised_tokens -= entry.num_tokens
+        if entry.started:
+            demand.num_running -= 1
+        else:
+            demand.num_waiting -= 1
+            demand.num_waiting_tokens -= entry.request.num_prompt_tokens
 
     def _step(self, request: RequestId, backend: Backend, happening: RequestHappening) -> Entry:
         """Follow the table for a request of `backend`."""
@@ -219,12 +265,12 @@ class Router:
         self._index.add(backend)
         return self._fleet_changed()
 
-    def _replica_down(self, event: ReplicaDown) -> list[AnyAction]:
+    def _replica_down(self, event: ReplicaDown, now: Nanos) -> list[AnyAction]:
         backend = self._backends.get(event.replica)
         if backend is None:  # it was emptied at the instant it died
             return []
         if event.lost:
-            return self._lose(backend)
+            return self._lose(backend, now)
         if self._draining and self._queue:
             self._closing.add(event.replica)
             return []
@@ -244,7 +290,7 @@ class Router:
         del self._backends[backend.replica]
         return [Send(CONTROLLER, Emptied(backend.replica))]
 
-    def _lose(self, backend: Backend) -> list[AnyAction]:
+    def _lose(self, backend: Backend, now: Nanos) -> list[AnyAction]:
         """Its requests go to the front of the queue, or are given up."""
         del self._backends[backend.replica]
         self._closing.discard(backend.replica)
@@ -254,13 +300,14 @@ class Router:
         orphans = sorted(id for id, entry in self._entries.items() if entry.backend is backend)
         for id in reversed(orphans):
             entry = self._step(id, backend, "replica lost")
+            self._leaves(entry)
             entry.backend = None
             entry.started = False
             entry.lost_by += (backend.replica,)
             if entry.phase is RequestPhase.CANCELLED:
                 del self._entries[id]
                 continue
-            self._enqueue(entry)
+            self._enqueue(entry, now)
             self._queue.move_to_end(id, last=False)
             if len(entry.lost_by) > self.max_retries:
                 times = "once" if len(entry.lost_by) == 1 else f"{len(entry.lost_by)} times"
@@ -316,17 +363,25 @@ class Router:
         entry.phase = REQUEST[entry.phase]["sent"]
         entry.backend = backend
         backend.num_waiting += 1
-        backend.num_tokens += entry.request.num_prompt_tokens
+        tokens = entry.request.num_prompt_tokens
+        backend.num_tokens += tokens
+        demand = self._demand
+        demand.num_waiting += 1
+        demand.num_waiting_tokens += tokens
+        demand.num_promised_tokens += entry.num_tokens
         self._index.sent(entry.request, backend)
         return Send(backend.replica, Submitted(entry.request))
 
-    def _enqueue(self, entry: Entry) -> None:
+    def _enqueue(self, entry: Entry, now: Nanos) -> None:
         self._queue[entry.request.id] = entry
-        self._queued_tokens += entry.request.num_prompt_tokens
+        entry.queued_at = now
+        self._demand.num_queued += 1
+        self._demand.num_queued_tokens += entry.request.num_prompt_tokens
 
     def _dequeue(self, entry: Entry) -> None:
         del self._queue[entry.request.id]
-        self._queued_tokens -= entry.request.num_prompt_tokens
+        self._demand.num_queued -= 1
+        self._demand.num_queued_tokens -= entry.request.num_prompt_tokens
 
     def _forget(self, entry: Entry, happening: RequestHappening) -> None:
         """Out of the queue, for good."""

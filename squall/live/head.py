@@ -15,7 +15,7 @@ from itertools import count
 from msgspec.structs import replace
 
 from squall.config import Config
-from squall.core.actions import AnyAction, LoadWeights, Reply, Send, StartReplica, StopReplica, WarmReplica
+from squall.core.actions import AnyAction, Decided, LoadWeights, Reply, Send, StartReplica, StopReplica, WarmReplica
 from squall.core.controller import Controller
 from squall.core.events import (
     AnyEvent,
@@ -28,6 +28,7 @@ from squall.core.events import (
     ReplicaStopped,
     Submitted,
 )
+from squall.core.fleet_plan import FleetPlan
 from squall.core.lifecycle import Phase
 from squall.core.router import Router
 from squall.core.types import CONTROLLER, ROUTER, MachineId, ReplicaId, Request, RequestId
@@ -87,7 +88,7 @@ class Head:
         self._secret = secrets.token_bytes(32)
         self._hashed: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
         self._router = Router(config.route, config.queue.max_requests, config.queue.max_tokens, config.queue.max_retries)
-        self._controller = Controller(config.fleet.replicas, config.scale)
+        self._controller = Controller(FleetPlan.fixed(config.fleet.num_initial), config.scale)
         self._driver = Driver(
             {ROUTER: self._router, CONTROLLER: self._controller}, self._perform, log.record if log else None, after=self._look
         )
@@ -206,6 +207,8 @@ class Head:
                 self._send(replica, action)
             case StopReplica(replica):
                 self._stop(replica)
+            case Decided(role, before, after, why):
+                self._say(f"{role.value}: {before} -> {after} replicas: {why}")
             case _:
                 raise TypeError(f"the head cannot perform {type(action).__name__}")
 

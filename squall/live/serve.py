@@ -112,7 +112,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _launcher(config: Config, directory: Path, logs: Path) -> LocalLauncher:
     """Emulated replicas share one process: they sleep nearly all the time."""
-    replicas = range(config.fleet.replicas)
+    replicas = range(config.fleet.num_initial)
     groups = [tuple(replicas)] if config.serve.engine == "emulated" else [(replica,) for replica in replicas]
     return LocalLauncher(directory / "config.toml", logs, groups)
 
@@ -161,7 +161,7 @@ async def _until_stopped(
 ) -> None:
     host, port = listener.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    say(f"listening on http://{address}; bringing up {config.fleet.replicas} x {head.model_names[0]}")
+    say(f"listening on http://{address}; bringing up {config.fleet.num_initial} x {head.model_names[0]}")
     assert head.load_failure is not None
     ready, wanted = asyncio.ensure_future(head.until_ready()), asyncio.ensure_future(drain.wait())
     futures: list[asyncio.Future[Any]] = [ready, wanted, head.load_failure]

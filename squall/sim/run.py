@@ -12,6 +12,7 @@ from heapq import merge
 from squall.config import Config
 from squall.core.controller import Controller
 from squall.core.events import AnyEvent, Cancelled
+from squall.core.fleet_plan import FleetPlan
 from squall.core.machine import Machine
 from squall.core.metrics import RunRecord
 from squall.core.replica import Replica
@@ -55,10 +56,10 @@ def simulate(
     world = World(requests, latency, max_steps)
     if watch is not None:
         log = watch(world)
-    replicas = range(config.fleet.replicas)
+    replicas = range(config.fleet.num_initial)
     block_size = config.replica.block_size
     router = Router(config.route, config.queue.max_requests, config.queue.max_tokens, config.queue.max_retries)
-    machines: dict[MachineId, Machine] = {ROUTER: router, CONTROLLER: Controller(len(replicas), config.scale)}
+    machines: dict[MachineId, Machine] = {ROUTER: router, CONTROLLER: Controller(FleetPlan.fixed(len(replicas)), config.scale)}
     for replica in replicas:
         machines[replica] = Replica(replica, config.batching, num_blocks, block_size)
     if created is not None:

@@ -72,7 +72,7 @@ def demo(out: Path | None, port: int, say: Say, *, profile_s: float = 45.0, load
     config = _as_busy_as_fits(place / "profile.json", port, load_s, say)
     (place / "demo.toml").write_text(configuration.dumps(config), encoding="utf-8")
 
-    say(f"3/5  serving it with {config.fleet.replicas} workers")
+    say(f"3/5  serving it with {config.fleet.num_initial} workers")
     with serving(place / "demo.toml", place / "serve") as served_at:
         say(f"4/5  {load_s:.0f} bursty seconds against http://{served_at[0]}:{served_at[1]}")
         record = drive(replace(config, serve=replace(config.serve, port=served_at[1])))

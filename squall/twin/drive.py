@@ -54,5 +54,5 @@ def drive(
             progress=lambda done, flying, failed: show(done, f"{done} done, {flying} in flight, {failed} failed"),
         )
     if ours:
-        record.gpu_nanos = record.ended_at * config.fleet.replicas * config.replica.tp * config.replica.pp
+        record.gpu_nanos = record.ended_at * config.fleet.num_initial * config.replica.tp * config.replica.pp
     return record

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from squall.core.actions import AnyAction
 from squall.core.controller import Controller
 from squall.core.events import AnyEvent
+from squall.core.fleet_plan import FleetPlan
 from squall.core.machine import Machine
 from squall.core.replica import Replica
 from squall.core.router import Router
@@ -22,15 +23,16 @@ from squall.core.types import CONTROLLER, ROUTER, MachineId, Nanos
 from squall.errors import ConfigError
 from squall.eventlog import Created, Record
 from squall.policies.batching import Batching
+from squall.policies.load import Load
 from squall.policies.route import Route
 from squall.policies.scale import Scale
 
-KINDS: Mapping[str, tuple[Callable[..., Machine], str, Any]] = {
-    "Router": (Router, "policy", Route),
-    "Controller": (Controller, "scale", Scale),
-    "Replica": (Replica, "policy", Batching),
+KINDS: Mapping[str, tuple[Callable[..., Machine], Mapping[str, Any]]] = {
+    "Router": (Router, {"policy": Route}),
+    "Controller": (Controller, {"scale": Scale, "load": Load | None, "plan": FleetPlan}),
+    "Replica": (Replica, {"policy": Batching}),
 }
-"""A machine's class, which of its parameters is a policy, and which policies there are."""
+"""A machine's class, and the kinds of those of its parameters that are more than numbers."""
 
 
 class Mismatch(Struct, frozen=True):
@@ -85,7 +87,9 @@ def observe(records: Iterable[Record], make: Callable[[Created], Machine] | None
     observation = Observation()
     for record in records:
         if record.created is not None:
-            machines[record.machine] = make(record.created)
+            made = machines[record.machine] = make(record.created)
+            if isinstance(made, Controller) and isinstance(router := machines.get(ROUTER), Router):
+                made.traffic = router  # whose counts it reads
         if record.event is None:
             continue
         if record.machine not in machines:
@@ -113,19 +117,20 @@ def rebuild(created: Created) -> Machine:
     """
     if created.kind not in KINDS:
         raise ConfigError(f"event log: unknown machine {created.kind!r}; one of {', '.join(KINDS)}")
-    machine, name, policies = KINDS[created.kind]
+    machine, structured = KINDS[created.kind]
     parameters = dict(created.parameters)
     try:
-        parameters[name] = _policy(parameters[name], policies)
+        for name, kinds in structured.items():
+            parameters[name] = _struct(parameters[name], kinds)
         return machine(**parameters)
     except (KeyError, TypeError, AttributeError, ImportError, msgspec.ValidationError) as error:
         raise ConfigError(f"event log: {created.kind} of {created.parameters} cannot be made: {error}") from None
 
 
-def _policy(table: dict[str, Any], policies: Any) -> Any:
-    module, colon, attribute = str(table.get("kind", "")).partition(":")
-    if not colon:
-        return msgspec.convert(table, policies)
+def _struct(table: dict[str, Any] | None, kinds: Any) -> Any:
+    module, colon, attribute = str((table or {}).get("kind", "")).partition(":")
+    if table is None or not colon:
+        return msgspec.convert(table, kinds)
     fields = {key: value for key, value in table.items() if key != "kind"}
     return msgspec.convert(fields, getattr(importlib.import_module(module), attribute))
 

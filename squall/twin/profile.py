@@ -53,7 +53,7 @@ def profile(config: Config, num_engines: int, budget_s: float, show: Show) -> Pr
 
 def num_sharing(config: Config) -> int:
     """How many engines of the fleet work at once on this machine's CPU, at most one a core; one where they have a GPU each."""
-    return max(1, min(config.fleet.replicas, os.cpu_count() or 1)) if config.serve.device == "cpu" else 1
+    return max(1, min(config.fleet.num_initial, os.cpu_count() or 1)) if config.serve.device == "cpu" else 1
 
 
 def medians(points: Iterable[Point]) -> list[Point]:

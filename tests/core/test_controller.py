@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from squall.core.actions import AnyAction, LoadWeights, Send, StartReplica, StopReplica, WarmReplica
+from squall.core.actions import AnyAction, Decided, LoadWeights, Send, StartReplica, StopReplica, WarmReplica
 from squall.core.controller import Controller
 from squall.core.events import (
     AnyEvent,
@@ -23,15 +23,18 @@ from squall.core.events import (
     WeightsLoaded,
     Woke,
 )
-from squall.core.fleet_view import ScaleView
+from squall.core.fleet_plan import Bounds, FleetPlan, Patience, Slots
+from squall.core.fleet_view import Place, ScaleView, Transfer, Wanted
 from squall.core.lifecycle import Phase
-from squall.core.types import ROUTER, SECOND, Nanos, ReplicaId, Request
+from squall.core.types import ROUTER, SECOND, Nanos, ReplicaId, Request, Role
 from squall.errors import IllegalTransition
 from squall.policies.scale import Fixed
 
+AT_ONCE = Patience(up_interval=0, down_window=0, idle_ttl=0)
+
 
 def controller(num_replicas: int = 1) -> Controller:
-    made = Controller(num_replicas, Fixed())
+    made = Controller(FleetPlan.fixed(num_replicas), Fixed())
     assert made.wake_at == 0
     made.handle(Woke(), 0)
     return made
@@ -49,17 +52,17 @@ def phases(c: Controller) -> list[Phase]:
 
 def test_the_fleet_comes_up_step_by_step_and_the_router_is_told_of_each_replica() -> None:
     """field issue 43: each on its own; none waits until all are healthy."""
-    c = Controller(2, Fixed(), source="disk")
+    c = Controller(FleetPlan.fixed(2), Fixed())
     assert c.handle(Woke(), 0) == [StartReplica(0), StartReplica(1)]
     assert c.wake_at is None
-    assert c.handle(ReplicaStarted(1), 1) == [LoadWeights(1, "disk")]
+    assert c.handle(ReplicaStarted(1), 1) == [LoadWeights(1, Transfer("", Place("ssd", 0), (1,), "disk"))]
     assert c.handle(LayerArrived(1, 0), 2) == []
     assert c.handle(LayerArrived(1, 1), 3) == []
     assert c.fleet[1].layers_ready == 2
     assert c.handle(WeightsLoaded(1, 100, 16), 4) == [WarmReplica(1)]
     assert c.handle(Warmed(1), 5) == [Send(ROUTER, ReplicaUp(1, 100, 16))]
     assert phases(c) == [Phase.STARTING, Phase.READY]
-    assert (c.num_ready, c.num_configured) == (1, 2)
+    assert (c.num_ready, c.states[Role.BOTH].target) == (1, 2)
 
 
 def test_a_lost_replica_is_reported_at_once_and_comes_back_after_a_second() -> None:
@@ -175,14 +178,13 @@ def test_a_replica_that_dies_while_it_drains_is_reported_and_stays_down() -> Non
 
 
 def test_the_routers_word_that_a_replica_is_empty_may_cross_with_its_loss() -> None:
-    dial = Dial(1)
-    c = Controller(1, dial)
+    c, dial = dialled(1, 1)
     c.handle(Woke(), 0)
     bring_up(c)
     dial.wanted = 0
     c.handle(Woke(), 1)
     dial.wanted = 1
-    assert c.handle(ReplicaLost(0, "killed"), 2) == [Send(ROUTER, ReplicaDown(0, lost=True))]
+    assert c.handle(ReplicaLost(0, "killed"), 2) == [Send(ROUTER, ReplicaDown(0, lost=True)), decided(0, 1)]
     assert c.handle(Emptied(0), 2) == []
     assert (phases(c), c.wake_at) == ([Phase.FAILED], SECOND + 2)
 
@@ -195,32 +197,41 @@ class Dial(Struct):
 
     wanted: int
 
-    def __call__(self, view: ScaleView) -> int:
-        return self.wanted
+    def __call__(self, _view: ScaleView) -> Wanted:
+        return Wanted({Role.BOTH: self.wanted}, "so it is turned")
+
+
+def dialled(wanted: int, maximum: int, patience: Patience = AT_ONCE) -> tuple[Controller, Dial]:
+    """A fleet that follows a dial."""
+    dial = Dial(wanted)
+    plan = FleetPlan({Role.BOTH: Bounds(0, maximum, wanted)}, Slots(maximum, maximum), patience=patience)
+    return Controller(plan, dial), dial
+
+
+def decided(before: int, after: int) -> Decided:
+    return Decided(Role.BOTH, before, after, "so it is turned")
 
 
 def test_a_policy_that_wants_fewer_gets_fewer_and_a_replica_that_still_drains_is_revived() -> None:
-    dial = Dial(2)
-    c = Controller(2, dial)
+    c, dial = dialled(2, 2)
     c.handle(Woke(), 0)
     bring_up(c, 0)
     bring_up(c, 1)
     dial.wanted = 1
-    assert c.handle(Woke(), 1) == [Send(ROUTER, ReplicaDown(1, lost=False))]
+    assert c.handle(Woke(), 1) == [decided(2, 1), Send(ROUTER, ReplicaDown(1, lost=False))]
     dial.wanted = 2
-    assert c.handle(Woke(), 2) == [Send(ROUTER, ReplicaUp(1, 100, 16))]
+    assert c.handle(Woke(), 2) == [decided(1, 2), Send(ROUTER, ReplicaUp(1, 100, 16))]
     assert c.handle(Emptied(1), 2) == []  # crossed with the revival
     assert phases(c) == [Phase.READY, Phase.READY]
 
 
 def test_a_replica_that_is_wanted_again_while_it_stops_is_started_when_it_has_stopped() -> None:
-    dial = Dial(1)
-    c = Controller(1, dial)
+    c, dial = dialled(1, 1)
     c.handle(Woke(), 0)
     dial.wanted = 0
-    assert c.handle(Woke(), 1) == [StopReplica(0)]
+    assert c.handle(Woke(), 1) == [decided(1, 0), StopReplica(0)]
     dial.wanted = 1
-    assert c.handle(Woke(), 2) == []
+    assert c.handle(Woke(), 2) == [decided(0, 1)]
     assert c.handle(ReplicaStopped(0), 3) == [StartReplica(0)]
 
 
@@ -250,7 +261,7 @@ class World:
     """Performs the controller's actions, some of them badly, in any order that the contract allows."""
 
     def __init__(self, num_replicas: int) -> None:
-        self.controller = Controller(num_replicas, Fixed())
+        self.controller = Controller(FleetPlan.fixed(num_replicas), Fixed())
         self.pending: dict[ReplicaId, AnyAction] = {}
         self.processes: set[ReplicaId] = set()
         self.known: set[ReplicaId] = set()  # up, to the router

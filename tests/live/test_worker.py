@@ -23,6 +23,7 @@ from squall.core.events import (
     Warmed,
     WeightsLoaded,
 )
+from squall.core.fleet_view import Place, Transfer
 from squall.core.types import MILLISECOND, MachineId, Request
 from squall.errors import ModelError
 from squall.live.engine.emulated import EmulatedEngine
@@ -86,7 +87,7 @@ class Talk:
         self.over = over
 
     async def bring_up(self) -> None:
-        self.client.send(LoadWeights(0, "disk"))
+        self.client.send(LoadWeights(0, Transfer("m", Place("ssd", 0), (0,), "disk")))
         await self.ear.hears(WeightsLoaded)
         self.client.send(WarmReplica(0))
         await self.ear.hears(Warmed)
@@ -218,7 +219,7 @@ async def test_weights_that_cannot_be_loaded_are_reported_in_one_line(make_host:
 
     host.engine.load = load
     async with serving([host]) as (worker, address), talking(address) as talk:
-        talk.client.send(LoadWeights(0, "disk"))
+        talk.client.send(LoadWeights(0, Transfer("m", Place("ssd", 0), (0,), "disk")))
         assert await talk.ear.hears(LoadFailed) == LoadFailed(0, "model.safetensors: truncated; fetch it again")
         assert not worker.failed
 

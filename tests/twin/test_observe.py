@@ -27,6 +27,7 @@ from squall.core.events import (
     WeightsLoaded,
     Woke,
 )
+from squall.core.fleet_plan import FleetPlan
 from squall.core.fleet_view import ReplicaView
 from squall.core.machine import Machine
 from squall.core.replica import Replica
@@ -50,7 +51,7 @@ def simulate(log: EventLog, requests: Sequence[OfferedRequest], route: Route, nu
     """Two replicas, a router and a controller, on a virtual clock, all logged."""
     machines: dict[MachineId, Machine] = {
         ROUTER: Router(route, max_queued_requests=8, max_queued_tokens=10**6, max_retries=2),
-        CONTROLLER: Controller(2, Fixed()),
+        CONTROLLER: Controller(FleetPlan.fixed(2), Fixed()),
         0: Replica(0, Vllm(max_num_seqs=16, max_num_batched_tokens=64), num_blocks, 16),
         1: Replica(1, Vllm(max_num_seqs=16, max_num_batched_tokens=64), num_blocks, 16),
     }
@@ -138,7 +139,7 @@ REPLICA_EVENTS: list[AnyEvent] = [
     [
         (ROUTER, Router(LeastLoaded(), 10, 1000, 1), ROUTER_EVENTS),
         (ROUTER, Router(Weighted(2.0), 10, 1000, 1), ROUTER_EVENTS),
-        (CONTROLLER, Controller(1, Fixed()), CONTROLLER_EVENTS),
+        (CONTROLLER, Controller(FleetPlan.fixed(1), Fixed()), CONTROLLER_EVENTS),
         (0, Replica(0, Vllm(), 100, 16), REPLICA_EVENTS),
     ],
 )
@@ -178,7 +179,7 @@ def test_another_policy_than_the_logged_one_is_noticed(tmp_path: Path) -> None:
 
 
 def test_an_event_that_cannot_happen_is_a_mismatch_and_not_a_crash(tmp_path: Path) -> None:
-    records = log_of(tmp_path / "log", Controller(1, Fixed()), CONTROLLER, CONTROLLER_EVENTS[:2])
+    records = log_of(tmp_path / "log", Controller(FleetPlan.fixed(1), Fixed()), CONTROLLER, CONTROLLER_EVENTS[:2])
     records.append(Record(SECOND, CONTROLLER, Warmed(0), []))
     (mismatch,) = observe(records).mismatches
     assert (
@@ -196,9 +197,9 @@ def test_a_log_without_the_making_of_a_machine_is_refused() -> None:
     ("created", "message"),
     [
         (Created("Oracle", {}), "unknown machine 'Oracle'; one of Router, Controller, Replica"),
-        (Created("Controller", {"num_replicas": 1}), "Controller of .* cannot be made: 'scale'"),
-        (Created("Controller", {"num_replicas": 1, "scale": {"kind": "moody"}}), "cannot be made: Invalid value 'moody'"),
-        (Created("Controller", {"num_replicas": 1, "scale": {"kind": "no.such:Thing"}}), "cannot be made: No module named 'no'"),
+        (Created("Controller", {"plan": {}}), "Controller of .* cannot be made: 'scale'"),
+        (Created("Controller", {"plan": {}, "scale": {"kind": "moody"}}), "cannot be made: Invalid value 'moody'"),
+        (Created("Controller", {"plan": {}, "scale": {"kind": "no.such:Thing"}}), "cannot be made: No module named 'no'"),
     ],
 )
 def test_a_machine_that_is_not_known_here_is_named(created: Created, message: str) -> None:

@@ -2,7 +2,7 @@
 
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from squall.core.actions import AnyAction, LoadWeights
 from squall.core.events import AnyEvent, Submitted
+from squall.core.fleet_view import Place, Transfer
 from squall.core.types import Request
 from squall.live.engine.interface import Job, Sampling, TokenOut
 from squall.live.rpc import convert
@@ -38,6 +39,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     if get_origin(hint) is dict:
         key, value = get_args(hint)
         return st.dictionaries(values_of(key), values_of(value), min_size=1, max_size=4)
+    if get_origin(hint) is Literal:
+        return st.sampled_from(get_args(hint))
     if issubclass(hint, Enum):
         return st.sampled_from(hint)
     return st.deferred(lambda: structs(hint))
@@ -98,7 +101,7 @@ def test_a_request_travels_with_its_data_and_an_action_without() -> None:
     job = Job(request=1, prompt=(1, 2), sampling=Sampling(max_tokens=3))
     request = Request(id=1, arrived_at=0, num_prompt_tokens=2, max_output_tokens=3)
     assert convert.from_message(convert.to_replica(Submitted(request), job).job, Job) == job
-    assert not convert.to_replica(LoadWeights(replica=0, source="disk")).HasField("job")
+    assert not convert.to_replica(LoadWeights(replica=0, transfer=Transfer("m", Place("store"), (0,), "disk"))).HasField("job")
 
 
 def test_a_word_from_a_newer_version_is_refused_by_name() -> None:

@@ -6,6 +6,13 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ROLE_UNSPECIFIED: _ClassVar[Role]
+    ROLE_PREFILL: _ClassVar[Role]
+    ROLE_DECODE: _ClassVar[Role]
+    ROLE_BOTH: _ClassVar[Role]
+
 class Rejection(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     REJECTION_UNSPECIFIED: _ClassVar[Rejection]
@@ -14,6 +21,10 @@ class Rejection(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REJECTION_DRAINING: _ClassVar[Rejection]
     REJECTION_NO_CAPACITY: _ClassVar[Rejection]
     REJECTION_LOST: _ClassVar[Rejection]
+ROLE_UNSPECIFIED: Role
+ROLE_PREFILL: Role
+ROLE_DECODE: Role
+ROLE_BOTH: Role
 REJECTION_UNSPECIFIED: Rejection
 REJECTION_TOO_LARGE: Rejection
 REJECTION_QUEUE_FULL: Rejection
@@ -189,7 +200,7 @@ class Request(_message.Message):
     def __init__(self, id: _Optional[int] = ..., arrived_at: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., session: _Optional[int] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("submitted", "steps_done", "cancelled", "arrived", "progressed", "replica_up", "replica_down", "drain_wanted", "replica_started", "layer_arrived", "weights_loaded", "load_failed", "warmed", "emptied", "replica_lost", "replica_stopped", "woke")
+    __slots__ = ("submitted", "steps_done", "cancelled", "arrived", "progressed", "replica_up", "replica_down", "drain_wanted", "replica_started", "layer_arrived", "weights_loaded", "load_failed", "warmed", "emptied", "replica_lost", "replica_stopped", "woke", "stirred", "scale_wanted", "node_down", "node_up")
     SUBMITTED_FIELD_NUMBER: _ClassVar[int]
     STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +218,10 @@ class Event(_message.Message):
     REPLICA_LOST_FIELD_NUMBER: _ClassVar[int]
     REPLICA_STOPPED_FIELD_NUMBER: _ClassVar[int]
     WOKE_FIELD_NUMBER: _ClassVar[int]
+    STIRRED_FIELD_NUMBER: _ClassVar[int]
+    SCALE_WANTED_FIELD_NUMBER: _ClassVar[int]
+    NODE_DOWN_FIELD_NUMBER: _ClassVar[int]
+    NODE_UP_FIELD_NUMBER: _ClassVar[int]
     submitted: Submitted
     steps_done: StepsDone
     cancelled: Cancelled
@@ -224,7 +239,11 @@ class Event(_message.Message):
     replica_lost: ReplicaLost
     replica_stopped: ReplicaStopped
     woke: Woke
-    def __init__(self, submitted: _Optional[_Union[Submitted, _Mapping]] = ..., steps_done: _Optional[_Union[StepsDone, _Mapping]] = ..., cancelled: _Optional[_Union[Cancelled, _Mapping]] = ..., arrived: _Optional[_Union[Arrived, _Mapping]] = ..., progressed: _Optional[_Union[Progressed, _Mapping]] = ..., replica_up: _Optional[_Union[ReplicaUp, _Mapping]] = ..., replica_down: _Optional[_Union[ReplicaDown, _Mapping]] = ..., drain_wanted: _Optional[_Union[DrainWanted, _Mapping]] = ..., replica_started: _Optional[_Union[ReplicaStarted, _Mapping]] = ..., layer_arrived: _Optional[_Union[LayerArrived, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., load_failed: _Optional[_Union[LoadFailed, _Mapping]] = ..., warmed: _Optional[_Union[Warmed, _Mapping]] = ..., emptied: _Optional[_Union[Emptied, _Mapping]] = ..., replica_lost: _Optional[_Union[ReplicaLost, _Mapping]] = ..., replica_stopped: _Optional[_Union[ReplicaStopped, _Mapping]] = ..., woke: _Optional[_Union[Woke, _Mapping]] = ...) -> None: ...
+    stirred: Stirred
+    scale_wanted: ScaleWanted
+    node_down: NodeDown
+    node_up: NodeUp
+    def __init__(self, submitted: _Optional[_Union[Submitted, _Mapping]] = ..., steps_done: _Optional[_Union[StepsDone, _Mapping]] = ..., cancelled: _Optional[_Union[Cancelled, _Mapping]] = ..., arrived: _Optional[_Union[Arrived, _Mapping]] = ..., progressed: _Optional[_Union[Progressed, _Mapping]] = ..., replica_up: _Optional[_Union[ReplicaUp, _Mapping]] = ..., replica_down: _Optional[_Union[ReplicaDown, _Mapping]] = ..., drain_wanted: _Optional[_Union[DrainWanted, _Mapping]] = ..., replica_started: _Optional[_Union[ReplicaStarted, _Mapping]] = ..., layer_arrived: _Optional[_Union[LayerArrived, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., load_failed: _Optional[_Union[LoadFailed, _Mapping]] = ..., warmed: _Optional[_Union[Warmed, _Mapping]] = ..., emptied: _Optional[_Union[Emptied, _Mapping]] = ..., replica_lost: _Optional[_Union[ReplicaLost, _Mapping]] = ..., replica_stopped: _Optional[_Union[ReplicaStopped, _Mapping]] = ..., woke: _Optional[_Union[Woke, _Mapping]] = ..., stirred: _Optional[_Union[Stirred, _Mapping]] = ..., scale_wanted: _Optional[_Union[ScaleWanted, _Mapping]] = ..., node_down: _Optional[_Union[NodeDown, _Mapping]] = ..., node_up: _Optional[_Union[NodeUp, _Mapping]] = ...) -> None: ...
 
 class Submitted(_message.Message):
     __slots__ = ("request",)
@@ -267,14 +286,16 @@ class Progressed(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., first: _Optional[_Iterable[int]] = ..., finished: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReplicaUp(_message.Message):
-    __slots__ = ("replica", "num_blocks", "block_size")
+    __slots__ = ("replica", "num_blocks", "block_size", "role")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
     replica: int
     num_blocks: int
     block_size: int
-    def __init__(self, replica: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ...) -> None: ...
+    role: Role
+    def __init__(self, replica: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
 
 class ReplicaDown(_message.Message):
     __slots__ = ("replica", "lost")
@@ -352,8 +373,34 @@ class Woke(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Stirred(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ScaleWanted(_message.Message):
+    __slots__ = ("role", "count")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    count: int
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., count: _Optional[int] = ...) -> None: ...
+
+class NodeDown(_message.Message):
+    __slots__ = ("node", "at")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    node: int
+    at: int
+    def __init__(self, node: _Optional[int] = ..., at: _Optional[int] = ...) -> None: ...
+
+class NodeUp(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: int
+    def __init__(self, node: _Optional[int] = ...) -> None: ...
+
 class Action(_message.Message):
-    __slots__ = ("send", "run_steps", "cut", "preempt", "forget", "reply", "start_replica", "load_weights", "warm_replica", "stop_replica")
+    __slots__ = ("send", "run_steps", "cut", "preempt", "forget", "reply", "start_replica", "load_weights", "warm_replica", "stop_replica", "decided")
     SEND_FIELD_NUMBER: _ClassVar[int]
     RUN_STEPS_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
@@ -364,6 +411,7 @@ class Action(_message.Message):
     LOAD_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     WARM_REPLICA_FIELD_NUMBER: _ClassVar[int]
     STOP_REPLICA_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
     send: Send
     run_steps: RunSteps
     cut: Cut
@@ -374,7 +422,8 @@ class Action(_message.Message):
     load_weights: LoadWeights
     warm_replica: WarmReplica
     stop_replica: StopReplica
-    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., run_steps: _Optional[_Union[RunSteps, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., start_replica: _Optional[_Union[StartReplica, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., warm_replica: _Optional[_Union[WarmReplica, _Mapping]] = ..., stop_replica: _Optional[_Union[StopReplica, _Mapping]] = ...) -> None: ...
+    decided: Decided
+    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., run_steps: _Optional[_Union[RunSteps, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., start_replica: _Optional[_Union[StartReplica, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., warm_replica: _Optional[_Union[WarmReplica, _Mapping]] = ..., stop_replica: _Optional[_Union[StopReplica, _Mapping]] = ..., decided: _Optional[_Union[Decided, _Mapping]] = ...) -> None: ...
 
 class Send(_message.Message):
     __slots__ = ("to", "event")
@@ -385,34 +434,48 @@ class Send(_message.Message):
     def __init__(self, to: _Optional[int] = ..., event: _Optional[_Union[Event, _Mapping]] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("request", "offset", "num_tokens", "num_cached", "last")
+    __slots__ = ("request", "offset", "num_tokens", "num_cached", "last", "num_reserved")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    NUM_RESERVED_FIELD_NUMBER: _ClassVar[int]
     request: int
     offset: int
     num_tokens: int
     num_cached: int
     last: bool
-    def __init__(self, request: _Optional[int] = ..., offset: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_cached: _Optional[int] = ..., last: bool = ...) -> None: ...
+    num_reserved: int
+    def __init__(self, request: _Optional[int] = ..., offset: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_cached: _Optional[int] = ..., last: bool = ..., num_reserved: _Optional[int] = ...) -> None: ...
+
+class Regrouped(_message.Message):
+    __slots__ = ("group", "requests")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group: _Optional[int] = ..., requests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RunSteps(_message.Message):
-    __slots__ = ("run", "steps", "num_decodes", "decode_context", "chunks", "evictable")
+    __slots__ = ("run", "steps", "num_decodes", "decode_context", "chunks", "evictable", "group", "regrouped")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_DECODES_FIELD_NUMBER: _ClassVar[int]
     DECODE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     EVICTABLE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    REGROUPED_FIELD_NUMBER: _ClassVar[int]
     run: int
     steps: int
     num_decodes: int
     decode_context: int
     chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
     evictable: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run: _Optional[int] = ..., steps: _Optional[int] = ..., num_decodes: _Optional[int] = ..., decode_context: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., evictable: _Optional[_Iterable[int]] = ...) -> None: ...
+    group: int
+    regrouped: _containers.RepeatedCompositeFieldContainer[Regrouped]
+    def __init__(self, run: _Optional[int] = ..., steps: _Optional[int] = ..., num_decodes: _Optional[int] = ..., decode_context: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., evictable: _Optional[_Iterable[int]] = ..., group: _Optional[int] = ..., regrouped: _Optional[_Iterable[_Union[Regrouped, _Mapping]]] = ...) -> None: ...
 
 class Cut(_message.Message):
     __slots__ = ("run",)
@@ -451,12 +514,38 @@ class StartReplica(_message.Message):
     def __init__(self, replica: _Optional[int] = ...) -> None: ...
 
 class LoadWeights(_message.Message):
-    __slots__ = ("replica", "source")
+    __slots__ = ("replica", "transfer")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
-    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
     replica: int
-    source: str
-    def __init__(self, replica: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
+    transfer: Transfer
+    def __init__(self, replica: _Optional[int] = ..., transfer: _Optional[_Union[Transfer, _Mapping]] = ...) -> None: ...
+
+class Place(_message.Message):
+    __slots__ = ("kind", "id")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    id: int
+    def __init__(self, kind: _Optional[str] = ..., id: _Optional[int] = ...) -> None: ...
+
+class Transfer(_message.Message):
+    __slots__ = ("model", "source", "path", "kind", "live_partner", "more_sources", "seconds")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LIVE_PARTNER_FIELD_NUMBER: _ClassVar[int]
+    MORE_SOURCES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    source: Place
+    path: _containers.RepeatedScalarFieldContainer[int]
+    kind: str
+    live_partner: int
+    more_sources: _containers.RepeatedCompositeFieldContainer[Place]
+    seconds: float
+    def __init__(self, model: _Optional[str] = ..., source: _Optional[_Union[Place, _Mapping]] = ..., path: _Optional[_Iterable[int]] = ..., kind: _Optional[str] = ..., live_partner: _Optional[int] = ..., more_sources: _Optional[_Iterable[_Union[Place, _Mapping]]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class WarmReplica(_message.Message):
     __slots__ = ("replica",)
@@ -469,3 +558,15 @@ class StopReplica(_message.Message):
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     replica: int
     def __init__(self, replica: _Optional[int] = ...) -> None: ...
+
+class Decided(_message.Message):
+    __slots__ = ("role", "before", "after", "why")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    role: Role
+    before: int
+    after: int
+    why: str
+    def __init__(self, role: _Optional[_Union[Role, str]] = ..., before: _Optional[int] = ..., after: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...

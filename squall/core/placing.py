@@ -1,0 +1,45 @@
+"""Which slot gets the next replica, and which replica goes first. Knows no policy and no instant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import nsmallest
+
+from squall.core.fleet import Fleet, Member, RoleState
+from squall.core.lifecycle import Phase
+from squall.core.types import Nanos, ReplicaId
+
+FURTHEST_FROM_READY = {Phase.STARTING: 0, Phase.LOADING: 1, Phase.WARMING: 2, Phase.READY: 3}
+
+
+def free_slots(
+    fleet: Fleet, count: int, now: Nanos, is_down: Callable[[ReplicaId], bool], host_copies: Callable[[], frozenset[int]]
+) -> list[ReplicaId]:
+    """Up to `count` slots where a replica can be started now, those first that its weights reach soonest.
+
+    Inside an NVLink domain that has them, then on a node whose DRAM has them; among equals, the lowest.
+    """
+    free: list[ReplicaId] = []
+    for replica in range(fleet.slots.num):
+        member = fleet.members.get(replica)
+        if (member is None or (member.is_free and member.start_at <= now)) and not is_down(replica):
+            free.append(replica)
+    if len(free) <= count:
+        return free
+    slots = fleet.slots
+    holders = [member for member in fleet.members.values() if member.has_weights]
+    domains = {member.domain for member in holders} if slots.per_domain > 1 else set()
+    hosts = host_copies()
+    return nsmallest(count, free, key=lambda slot: (slots.domain(slot) not in domains, slots.node(slot) not in hosts, slot))
+
+
+def least_disturbing(state: RoleState, count: int) -> list[Member]:
+    """The `count` replicas of a role that go first, in ascending id: those furthest from being ready, then the least loaded."""
+
+    def disturbance(member: Member) -> tuple[int, int, int, Nanos, ReplicaId]:
+        phase = member.phase
+        requests, tokens = (0, 0) if phase is not Phase.READY else member.outstanding
+        return FURTHEST_FROM_READY[phase], requests, tokens, -member.launched_at, -member.replica
+
+    victims = nsmallest(count, [*state.coming.values(), *state.ready.values()], key=disturbance)
+    return sorted(victims, key=lambda member: member.replica)

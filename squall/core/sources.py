@@ -1,0 +1,159 @@
+"""Where whole weights are, and the load policy's window on it: which replicas, hosts and disks could send them to whom.
+
+Satisfies `LoadView`. Keeps the map of host copies; a copy comes to be when weights pass through a node's DRAM. Moves no bytes and
+does not know how long a transfer takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from squall.core.fleet import Fleet, Member, sender
+from squall.core.fleet_plan import FleetPlan
+from squall.core.fleet_view import STORE, LoadPolicy, Place, SourceView, Transfer
+from squall.core.lifecycle import Phase
+from squall.core.types import SECOND, Nanos, ReplicaId
+from squall.errors import ConfigError
+
+
+class Sources:
+    """See `LoadView`.
+
+    Args:
+        plan: the fleet's.
+        fleet: its replicas.
+        policy: plans transfers; None reads every replica's weights from the node's SSD, or from the store.
+    """
+
+    def __init__(self, plan: FleetPlan, fleet: Fleet, policy: LoadPolicy | None) -> None:
+        self.now: Nanos = 0
+        self.targets: Sequence[Member] = ()
+        self._weights = plan.weights
+        self._fleet = fleet
+        self._policy = policy
+        ttl_s: float | None = getattr(policy, "host_ttl_s", None)
+        self._host_ttl = None if ttl_s is None else round(ttl_s * SECOND)
+        self._used: dict[int, Nanos] = dict.fromkeys(plan.weights.on_hosts, 0)
+        nodes = (plan.slots.num // plan.slots.per_node + bool(plan.slots.num % plan.slots.per_node)) * plan.slots.nodes_per_slot
+        self._on_ssd = frozenset(range(nodes)) if plan.weights.on_ssd else frozenset()
+
+    # -- the policy's window
+
+    @property
+    def model(self) -> str:
+        return self._weights.model
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._weights.num_bytes
+
+    @property
+    def num_layers(self) -> int:
+        return self._weights.num_layers
+
+    @property
+    def sources(self) -> Sequence[SourceView]:
+        members = self._fleet.members
+        return [members[id] for id in sorted(members) if members[id].has_weights and members[id].leaves_at is None]
+
+    @property
+    def overloaded(self) -> Sequence[ReplicaId]:
+        ready = [member for state in self._fleet.states.values() for member in state.ready.values() if member.num_outstanding]
+        return [member.replica for member in sorted(ready, key=lambda member: (-member.num_outstanding, member.replica))]
+
+    @property
+    def host_copies(self) -> Mapping[int, Nanos]:
+        kept = self._kept(self.now)
+        return {node: kept[node] for node in sorted(kept)}
+
+    @property
+    def ssd_copies(self) -> frozenset[int]:
+        return self._on_ssd
+
+    @property
+    def host_bytes_per_s(self) -> float:
+        return self._weights.host_bytes_per_s
+
+    @property
+    def ssd_bytes_per_s(self) -> float:
+        return self._weights.ssd_bytes_per_s
+
+    @property
+    def store_bytes_per_s(self) -> float:
+        return self._weights.store_bytes_per_s
+
+    def _kept(self, now: Nanos) -> Mapping[int, Nanos]:
+        """Nodes whose DRAM holds the weights: used there now, not long ago, or kept on purpose."""
+        in_use = {member.node for member in self._fleet.members.values() if member.has_weights}
+        ttl = self._host_ttl
+        kept = {
+            node: now if node in in_use else used
+            for node, used in self._used.items()
+            if ttl is None or node in in_use or now - used <= ttl
+        }
+        if not kept and self._weights.pinned and self._used:
+            latest = max(self._used, key=lambda node: (self._used[node], -node))
+            return {latest: self._used[latest]}
+        return kept
+
+    # -- what the controller asks and tells
+
+    def plan(self, targets: Sequence[Member], now: Nanos) -> None:
+        """Give each of `targets` (in ascending id) its transfer, by the policy.
+
+        Raises:
+            ConfigError: the policy's answer names a replica twice, one that is no target, or a source without the weights.
+        """
+        self.now = now
+        self.targets = targets
+        planned: dict[ReplicaId, Transfer] = {}
+        wanted = {member.replica for member in targets}
+        for transfer in self._policy(self) if self._policy is not None else ():
+            for replica in transfer.path:
+                if replica not in wanted or replica in planned:
+                    policy = type(self._policy).__name__
+                    raise ConfigError(f"load policy {policy}: replica {replica} is no target, or twice, in {transfer}")
+                planned[replica] = transfer
+        for member in targets:
+            member.source = planned.get(member.replica) or self._from_disk(member)
+
+    def _from_disk(self, member: Member) -> Transfer:
+        place = Place("ssd", member.node) if member.node in self._on_ssd else STORE
+        return Transfer(self._weights.model, place, (member.replica,), "disk")
+
+    def is_sound(self, member: Member) -> bool:
+        """What was planned for it can still be done: whoever sends to it has the weights, or gets them."""
+        transfer = member.source
+        if transfer is None:
+            return False
+        members = self._fleet.members
+        place = transfer.path.index(member.replica)
+        if place and transfer.kind == "chain":
+            before = members[transfer.path[place - 1]]
+            gets_them = not before.stopping and before.phase in (Phase.STARTING, Phase.LOADING) and before.source is transfer
+            return before.has_weights or (gets_them and self.is_sound(before))
+        return all(
+            place.kind != "gpu" or ((source := members.get(place.id)) is not None and source.has_weights)
+            for place in (transfer.source, *transfer.more_sources)
+        )
+
+    def loaded(self, member: Member, now: Nanos) -> None:
+        """The replica has its weights; where they came through its node's DRAM, they are there, too."""
+        if member.source is not None and member.source.kind in ("disk", "host"):
+            for node in self._fleet.slots.nodes(member.replica):
+                self._used[node] = now
+
+    def released(self, member: Member, now: Nanos) -> None:
+        """The replica is gone: its node used the weights until now."""
+        for node in self._fleet.slots.nodes(member.replica):
+            if node in self._used:
+                self._used[node] = now
+
+    def forget(self, node: int) -> None:
+        """The node is gone, with its DRAM. (Its disk comes back with it.)"""
+        self._used.pop(node, None)
+
+    def depends_on(self, replica: ReplicaId) -> bool:
+        """Somebody gets weights from the replica now."""
+        coming = (member for state in self._fleet.states.values() for member in state.coming.values())
+        return any(member.transfer is not None and sender(member) == replica for member in coming)

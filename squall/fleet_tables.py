@@ -1,0 +1,193 @@
+"""The tables of the configuration that say how large the fleet may be, how its replicas come up, and what goes wrong on purpose.
+
+Knows no policy and no hardware catalogue. `config` puts them into the one tree.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Protocol
+
+from msgspec import Meta, Struct
+
+from squall.core.fleet_plan import Bounds
+from squall.core.types import Role
+
+Count = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+Delay = Annotated[float, Meta(ge=0)]
+Rate = Annotated[float, Meta(gt=0)]
+
+
+class Replicas(Struct, frozen=True, forbid_unknown_fields=True):
+    """How many replicas there may be; the fleet begins with `initial` (the minimum, but at least one, when None)."""
+
+    min: NotNegative
+    max: Count
+    initial: NotNegative | None = None
+
+    @property
+    def bounds(self) -> Bounds:
+        initial = self.initial if self.initial is not None else max(self.min, 1)
+        return Bounds(self.min, self.max, initial)
+
+
+class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
+    """How many replicas, and how they share the work.
+
+    The last four keys damp every scale policy: how soon it may want more again, over how long it must have wanted fewer, how long
+    a replica without work keeps its weights, and after how long one that does not come up is given up.
+    """
+
+    mode: Literal["colocated", "disaggregated"] = "colocated"
+    replicas: Count | Replicas = 1  # of a colocated fleet
+    prefill: Count | Replicas = 1  # of a disaggregated one
+    decode: Count | Replicas = 1
+    up_interval_s: Seconds = 0.1  # BlitzScale decides all the time (OSDI 2025); ten times a second is enough for its bursts
+    down_window_s: Seconds = 30.0
+    idle_ttl_s: Seconds = 1.0  # BlitzScale's templates: 0.333 s on one GPU, up to 1.5 s on four
+    start_timeout_s: Seconds = 600.0
+
+    @property
+    def bounds(self) -> dict[Role, Bounds]:
+        """Of every role of the fleet."""
+        if self.mode == "colocated":
+            return {Role.BOTH: _bounds(self.replicas)}
+        return {Role.PREFILL: _bounds(self.prefill), Role.DECODE: _bounds(self.decode)}
+
+    @property
+    def num_initial(self) -> int:
+        """Replicas with which the fleet begins."""
+        return sum(bounds.initial for bounds in self.bounds.values())
+
+    @property
+    def num_maximum(self) -> int:
+        """The most replicas that there may be."""
+        return sum(bounds.maximum for bounds in self.bounds.values())
+
+
+def _bounds(replicas: int | Replicas) -> Bounds:
+    return Bounds(replicas, replicas, replicas) if isinstance(replicas, int) else replicas.bounds
+
+
+class Startup(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a new replica goes through besides its weights. By default everything is there already, but for the weights.
+
+    `cold = true` takes the longer one of each pair: nothing is prepared, nothing cached.
+
+    Attributes:
+        process_s, cold_process_s: a process that answers. Cold: container, interpreter and libraries (13.8 s in all for vLLM as
+            measured for BlitzScale's figure 23, less the two phases below); warm: from a pool of processes.
+        context_s, cold_context_s: the CUDA context (500 ms, BlitzScale section 5); warm: kept in the pool.
+        capture_s, cold_capture_s: graph capture and first compilation of kernels, after the weights. Cold JIT caches cost minutes
+            (a deployment measured 7 min against 1 min 44 s with the caches moved along); the default is a CUDA graph capture.
+        stop_s: until its GPUs are free.
+        cold: nothing is prepared.
+    """
+
+    cold: bool = False
+    process_s: Delay = 0.0
+    cold_process_s: Delay = 10.0
+    context_s: Delay = 0.0
+    cold_context_s: Delay = 0.5
+    capture_s: Delay = 0.0
+    cold_capture_s: Delay = 3.0
+    stop_s: Delay = 0.0
+
+    @property
+    def before_weights_s(self) -> float:
+        return self.cold_process_s + self.cold_context_s if self.cold else self.process_s + self.context_s
+
+    @property
+    def after_weights_s(self) -> float:
+        return self.cold_capture_s if self.cold else self.capture_s
+
+
+class Capacities(Struct, frozen=True, forbid_unknown_fields=True):
+    """What one replica can do, for scale policies that want to know. What is not given is worked out."""
+
+    prefill_tokens_per_s: Rate | None = None
+    decode_tokens_per_s: Rate | None = None
+    transfer_tokens_per_s: Rate | None = None
+    load_s: Delay | None = None
+
+
+class Fault(Struct, frozen=True, forbid_unknown_fields=True):
+    """Something that goes wrong in a simulation, on purpose.
+
+    Attributes:
+        at_s: when.
+        kind: "replica" (it dies), "node" (it goes, after `notice_s` where that is given: spot reclaim), "link" (the node's
+            network and disks give only `factor` of their rate), "slow" (the replica's steps take 1 / `factor` as long).
+        which: the replica or the node.
+        duration_s: until a node comes back, or a link or a replica is as fast as before; for ever when None.
+    """
+
+    at_s: Delay
+    kind: Literal["replica", "node", "link", "slow"]
+    which: NotNegative
+    duration_s: Seconds | None = None
+    notice_s: Delay = 0.0
+    factor: Annotated[float, Meta(gt=0, lt=1)] = 0.5
+
+
+class Hazards(Struct, frozen=True, forbid_unknown_fields=True):
+    """Random losses in a simulation: of every replica that is there, and of every node, so many an hour on average."""
+
+    replica_per_hour: Delay = 0.0
+    node_per_hour: Delay = 0.0
+    node_back_s: Seconds = 300.0
+    notice_s: Delay = 0.0
+
+
+class _Cluster(Protocol):
+    @property
+    def gpu(self) -> str: ...
+    @property
+    def nodes(self) -> int: ...
+    @property
+    def gpus_per_node(self) -> int: ...
+
+
+class _Replica(Protocol):
+    @property
+    def tp(self) -> int: ...
+    @property
+    def pp(self) -> int: ...
+
+
+def num_slots(cluster: _Cluster, replica: _Replica) -> int:
+    """Replicas that the cluster has GPUs for: none of them shares a node's rest with another one."""
+    gpus = replica.tp * replica.pp
+    per_node = cluster.gpus_per_node // gpus
+    return cluster.nodes * per_node if per_node else cluster.nodes // -(-gpus // cluster.gpus_per_node)
+
+
+def fleet_mistake(fleet: Fleet, cluster: _Cluster, replica: _Replica) -> str | None:
+    """What cannot be meant: the key, what is wrong and what would be right. On "cpu" there is no budget of GPUs."""
+    unused = ("prefill", "decode") if fleet.mode == "colocated" else ("replicas",)
+    for name in unused:
+        if getattr(fleet, name) != 1:
+            used = "fleet.replicas" if fleet.mode == "colocated" else "fleet.prefill and fleet.decode"
+            return f"fleet.{name} means nothing where fleet.mode = {fleet.mode!r}; there it is {used}"
+    names = {Role.BOTH: "fleet.replicas", Role.PREFILL: "fleet.prefill", Role.DECODE: "fleet.decode"}
+    for role, bounds in fleet.bounds.items():
+        if bounds.minimum > bounds.maximum:
+            return f"{names[role]}: min = {bounds.minimum} is more than max = {bounds.maximum}; lower min or raise max"
+        if not bounds.minimum <= bounds.initial <= bounds.maximum:
+            within = f"from min = {bounds.minimum} to max = {bounds.maximum}"
+            return f"{names[role]}: initial = {bounds.initial} is out of bounds; choose a number {within}"
+    if len({bounds.minimum == 0 for bounds in fleet.bounds.values()}) > 1:
+        zero = next(names[role] for role, bounds in fleet.bounds.items() if not bounds.minimum)
+        return f"{zero}.min = 0 lets the role vanish while the other one serves; set it to 1, or both to 0"
+    if len({bounds.initial == 0 for bounds in fleet.bounds.values()}) > 1:
+        zero = next(names[role] for role, bounds in fleet.bounds.items() if not bounds.initial)
+        return f"{zero}.initial = 0 begins with the other role alone; set it to 1, or both to 0"
+    if cluster.gpu.lower() == "cpu":
+        return None
+    slots, gpus = num_slots(cluster, replica), replica.tp * replica.pp
+    if fleet.num_maximum > slots:
+        have = f"{cluster.nodes} x {cluster.gpus_per_node} GPUs have place for {slots}"
+        of = f"replicas of {gpus} GPU{'s' if gpus > 1 else ''}"
+        return f"[fleet] may grow to {fleet.num_maximum} {of}, and {have}; raise cluster.nodes, or lower the most replicas"
+    return None
