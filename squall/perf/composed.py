@@ -19,12 +19,13 @@ from squall.perf.latency import UNITS_PER_NANO, BatchShape, Progression
 from squall.perf.model import ModelSpec
 from squall.perf.operators import AttentionShape, Estimate, OperatorSource, Provenance
 from squall.perf.prices import CurvePrices
+from squall.perf.speculation import Speculation, SpeculativePrices
 
 LONGEST = 1 << 17
 """Contexts up to this, or the model's longest, have knots; beyond, prices go on as before."""
 
 OVERHEAD = 0.8
-"""Spread of the terms that no kernel shows: overhead of a step, sampling, waiting for each other."""
+"""Spread of the terms that no kernel shows: overhead of a step, launching kernels, waiting for each other."""
 
 
 class Line(Struct, frozen=True):
@@ -59,6 +60,7 @@ class Composed:
         efficiency: the terms that no operator shows.
         overhead_s: replaces the efficiency's `step_s`.
         launch_s: what the CPU needs to start a kernel, for engines that capture no graphs; 0 where they do.
+        speculation: several tokens are checked at once, drafted by `draft` or for free.
 
     Raises ConfigError for a layout that cannot be.
     """
@@ -72,8 +74,12 @@ class Composed:
         efficiency: Efficiency,
         overhead_s: float | None = None,
         launch_s: float = 0.0,
+        speculation: Speculation | None = None,
+        draft: "Composed | None" = None,
     ) -> None:
         refuse_overlap_alone(layout)
+        if speculation is not None and layout.pp > 1:
+            raise ConfigError(f"latency.speculation and replica.pp = {layout.pp} do not go together yet; use replica.pp = 1")
         self.model = model
         self.layout = layout
         self.sources = tuple(sources)
@@ -86,11 +92,11 @@ class Composed:
         parts = [StageCurves([stage], ask, self.terms, longest, not layout.overlap_send, index == 0)
                  for index, stage in enumerate(self._cut)]  # fmt: skip
         self.source = self._name(place)
-        self._whole = self._prices(self.curves)
-        self._parts = [self._whole] if layout.pp == 1 else [self._prices(part) for part in parts]
-
-    def _prices(self, curves: "StageCurves") -> CurvePrices:
-        return CurvePrices(self.source, curves)
+        self._whole = CurvePrices(self.source, self.curves)
+        if speculation is not None:
+            drafting = draft.curves if draft is not None else None
+            self._whole = SpeculativePrices(self.source, self.curves, speculation, drafting)
+        self._parts = [self._whole] if layout.pp == 1 else [CurvePrices(self.source, part) for part in parts]
 
     def run(self, shape: BatchShape, steps: int) -> list[Progression]:
         """See `LatencyModel.run`. With several stages: the time that a step takes to pass all of them."""
@@ -131,7 +137,7 @@ class Composed:
                 yield self._line(index, f"prefill attention{seen}", "sequence", count, ask)
         busy = sum(operator.count * _best(self.sources, _asks(operator, size))[0].seconds
                    for operator, size in asked if operator not in stage.rows)  # fmt: skip
-        for name, seconds in self.terms.named(stage, index == 0, rows, busy):
+        for name, seconds in self.terms.named(stage, index == 0, busy):
             if seconds:
                 yield Line(index, name, "step", 1, seconds, Provenance.ROOFLINE, OVERHEAD, "constants")
 
@@ -207,17 +213,15 @@ class Terms:
     def __init__(self, efficiency: Efficiency, layout: Layout, overhead_s: float | None, launch_s: float) -> None:
         self.launch_s = launch_s
         self.overhead_s = efficiency.step_s if overhead_s is None else overhead_s
-        self.row_s = efficiency.row_s
         self.wait_s = efficiency.wait_s * (layout.tp - 1 if layout.groups == 1 else min(layout.ep, 8) - 1)
         self._groups = layout.groups
 
-    def named(self, stage: Stage, first: bool, rows: int, busy: float) -> Iterator[tuple[str, float]]:
-        """Each with its name; `rows` tokens are sampled, and other operators take `busy`."""
+    def named(self, stage: Stage, first: bool, busy: float) -> Iterator[tuple[str, float]]:
+        """Each with its name; the stage's operators for every token take `busy`."""
         waiting = self.wait_s * stage.meetings
         yield "overhead of the step", self.overhead_s if first else 0.0
         yield "waiting for each other", waiting
         yield "launching kernels", self.with_launches(stage, busy + waiting) - busy - waiting
-        yield "sampling", self.row_s * rows if stage.rows else 0.0
 
     def with_launches(self, stage: Stage, seconds: float) -> float:
         """What GPU and CPU need together for operators that keep the GPU busy for so long: measured times of engines that launch
@@ -292,9 +296,7 @@ class StageCurves:
         return total
 
     def _rows_at(self, size: int) -> float:
-        operators = [operator for stage in self._cut for operator in stage.rows]
-        sampling = size * self._terms.row_s if operators else 0.0
-        return sum(self._seconds(operator, size) for operator in operators) + sampling
+        return sum(self._seconds(operator, size) for stage in self._cut for operator in stage.rows)
 
     def _decode_at(self, batch: int, context: int) -> float:
         asks = ((count, _decode(batch, max(1, context), shape)) for shape, count in self._attention.items())

@@ -95,6 +95,16 @@ class Mixture(Struct, frozen=True):
         return source.moe(tokens, self.hidden, self.inter, self.experts, self.top_k, self.dtype, self.tp, self.ep)
 
 
+class Sampling(Struct, frozen=True):
+    """Choosing tokens."""
+
+    name: str = "sampling"
+    count: int = 1
+
+    def ask(self, source: OperatorSource, tokens: int) -> Estimate | None:
+        return source.sampling(tokens)
+
+
 class Collective(Struct, frozen=True):
     """What `gpus` GPUs say to each other: `token_bytes` a token."""
 
@@ -120,7 +130,7 @@ class Collective(Struct, frozen=True):
                 return source.send(num_bytes, self.gpus)
 
 
-Operator = Product | Pass | Mixture | Collective
+Operator = Product | Pass | Mixture | Sampling | Collective
 """Something that runs `count` times a step. `ask(source, tokens)`: the time of one of them for so many tokens, at least 1."""
 
 
@@ -269,6 +279,8 @@ def _experts(model: ModelSpec, layout: Layout, group: Layers, mlp: Experts) -> I
     expert = next(matrix for matrix in group.matrices(model.hidden_size) if matrix.is_expert)
     cut = expert.cut(layout.tp, layout.ep)
     dtype = _dtype(expert, group, layout)
+    if dtype == "fp8" and model.quantization and model.quantization.scale_bytes:
+        dtype = "fp8_block"  # kernels with a scale for every block of weights are others
     yield Mixture(
         "experts", model.hidden_size, mlp.expert.size, mlp.num_experts, mlp.num_active, dtype, cut, layout.ep, group.count
     )
@@ -303,6 +315,7 @@ def _head(model: ModelSpec, layout: Layout) -> Iterator[Operator]:
     if layout.tp > 1:
         wide = model.vocab_size * DTYPE_BYTES[layout.dtype]
         yield Collective("all-gather of logits", "all_gather", wide, layout.tp, groups=layout.groups)
+    yield Sampling()
 
 
 def attention_shape(attention: AnyAttention, layout: Layout) -> AttentionShape:

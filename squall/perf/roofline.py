@@ -7,6 +7,7 @@ spreads say how many). `efficiency` holds the curves.
 from math import hypot
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from squall.perf.composed import Composed
 from squall.perf.decompose import Layout
@@ -62,6 +63,7 @@ class RooflineSource:
     def moe(self, tokens: int, hidden: int, inter: int, experts: int, top_k: int, dtype: str, tp: int, ep: int) -> Estimate:
         """See `OperatorSource.moe`. Weights are read of the experts that at least one token is expected to choose, were the
         choices even and independent; every token's inputs and results are moved as well."""
+        dtype = dtype.removesuffix("_block")
         touched = expected_experts(experts, top_k, tokens) / ep
         width = inter / tp
         pairs = tokens * top_k / ep
@@ -74,6 +76,10 @@ class RooflineSource:
         """See `OperatorSource.elementwise`."""
         rate = self.gpu.bandwidth * self.efficiency.stream
         return self._estimate(self.efficiency.stream_s + num_bytes / rate, STREAM)
+
+    def sampling(self, rows: int) -> Estimate:
+        """See `OperatorSource.sampling`."""
+        return self._estimate(rows * self.efficiency.row_s, STREAM)
 
     def decode_attention(self, batch: int, context: int, shape: AttentionShape) -> Estimate:
         """See `OperatorSource.decode_attention`. Bound by reading the cache, of at least a tile of tokens a sequence; latent
@@ -201,8 +207,6 @@ class Roofline(Composed):
 
 def layout_of(model: ModelSpec, gpu: Gpu, layout: Layout, dtype: str, kv_dtype: str) -> Layout:
     """The layout with its number types filled in. Raises ConfigError for an unknown one."""
-    from msgspec.structs import replace
-
     plain, weights = model.dtypes(default_dtype(model, gpu) if dtype == "auto" else dtype)
     return replace(layout, dtype=plain, weight_dtype=weights, kv_dtype=plain if kv_dtype == "auto" else dtype_name(kv_dtype))
 

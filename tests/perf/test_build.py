@@ -3,14 +3,17 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from squall.config import Latency, ReplicaSpec
-from squall.core.actions import RunSteps
+from squall.config import Latency, ReplicaSpec, Speculation
+from squall.core.actions import Chunk, RunSteps
 from squall.errors import ConfigError, ProfileError
 from squall.perf.build import latency_model, num_blocks
 from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import GPUS
+from squall.perf.latency import LatencyModel
 from squall.perf.profile import Point, fit, save
+from squall.perf.quantization import Quantization
 
+ROOFLINE = Latency(kind="roofline")
 SMOLLM, L4 = resolve_model("smollm2"), GPUS["l4"]
 POINTS = [Point(1, 100, 0, 0, False, 0.02), Point(2, 200, 0, 0, False, 0.03), Point(0, 0, 64, 0, True, 0.1)]
 
@@ -40,7 +43,13 @@ def test_a_profile_of_another_model_is_refused(profile: Path) -> None:
     [
         (replace(Latency(), kind="guess"), ReplicaSpec(), "latency.kind is 'guess'; it must be \"auto\""),
         (Latency(kind="profile"), ReplicaSpec(), "latency.path is missing"),
-        (Latency(), ReplicaSpec(pp=2), "replica.pp is 2"),
+        (Latency(), ReplicaSpec(pp=31), "replica.pp is 31, but .* has 30 layers; use 1 to 30"),
+        (Latency(), ReplicaSpec(ep=2), "replica.ep is 2"),
+        (Latency(), ReplicaSpec(kv_dtype="bf16", dtype="bf16", tp=9, ep=2), "replica.tp is 9"),
+        (Latency(sequence_parallel=True), ReplicaSpec(), "latency.sequence_parallel needs GPUs to share norms"),
+        (Latency(overlap_send=True), ReplicaSpec(), "latency.overlap_send needs pipeline stages"),
+        (Latency(speculation=Speculation()), ReplicaSpec(pp=2), "do not go together yet; use replica.pp = 1"),
+        (Latency(speculation=Speculation(model="no such model")), ReplicaSpec(), "model.name 'no such model'"),
         (Latency(), ReplicaSpec(tp=2), "replica.tp is 2"),
         (Latency(), replace(ReplicaSpec(), dtype="fp99"), "number type 'fp99' is unknown"),
     ],
@@ -48,6 +57,43 @@ def test_a_profile_of_another_model_is_refused(profile: Path) -> None:
 def test_a_wrong_table_is_named(latency: Latency, replica: ReplicaSpec, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         latency_model(latency, SMOLLM, L4, replica)
+
+
+def test_a_cache_in_eight_bits_needs_a_gpu_that_computes_in_them() -> None:
+    replica = ReplicaSpec(kv_dtype="fp8")
+    with pytest.raises(ConfigError, match=r'replica.kv_dtype is fp8, which a100-80g does not compute; use "auto", or one of h100'):
+        latency_model(Latency(), SMOLLM, GPUS["a100-80g"], replica)
+    assert latency_model(Latency(kind="roofline"), SMOLLM, GPUS["h100-sxm"], replica).num_stages == 1
+
+
+def test_weights_of_fewer_bits_than_a_gpu_computes_in_are_read_faster_and_computed_no_faster() -> None:
+    spec = replace(resolve_model("llama-3-8b"), quantization=Quantization("fp8"))
+    plain, packed = (
+        latency_model(ROOFLINE, model, GPUS["a100-80g"], ReplicaSpec()) for model in (resolve_model("llama-3-8b"), spec)
+    )
+    decode, prompt = RunSteps(0, 1, 1, 100), RunSteps(0, 1, 0, 0, (Chunk(0, 0, 8192, 0, True),))
+    assert price(packed, decode) < 0.65 * price(plain, decode)
+    assert price(packed, prompt) == pytest.approx(price(plain, prompt), rel=0.02)
+
+
+def test_whole_steps_cannot_be_cut_or_changed(profile: Path) -> None:
+    latency = Latency(path=str(profile))
+    with pytest.raises(ConfigError, match=r"replica.pp is 2, but .* holds whole steps, not stages"):
+        latency_model(latency, SMOLLM, L4, ReplicaSpec(pp=2))
+    with pytest.raises(ConfigError, match=r"latency.launch_s changes operators, but .* holds whole steps"):
+        latency_model(replace(latency, launch_s=1e-5), SMOLLM, L4, ReplicaSpec())
+
+
+def test_stages_of_a_pipeline_have_blocks_of_their_own() -> None:
+    one, two = (num_blocks(SMOLLM, L4, ReplicaSpec(pp=pp), max_num_batched_tokens=2048, max_num_seqs=256) for pp in (1, 2))
+    assert 1.9 * one < two < 2.1 * one
+    model = latency_model(ROOFLINE, SMOLLM, L4, ReplicaSpec(pp=2))
+    assert model.num_stages == 2
+    assert len(model.stages(RunSteps(0, 1, 1, 100))) == 2
+
+
+def price(model: LatencyModel, shape: RunSteps) -> int:
+    return model.run(shape, 1)[0].first
 
 
 def test_blocks_come_from_the_account_unless_they_are_given() -> None:
