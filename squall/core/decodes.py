@@ -1,12 +1,15 @@
-"""The decoding requests of a replica, all of which advance together: a step costs the same whatever their number.
+"""The decoding requests of a replica, in groups that advance together: a step costs the same whatever their number.
 
-Knows sums over the group and the step counter; a request is touched only when it joins and when it leaves. Does not know how
-long a request decodes, nor whether there are blocks for it.
+Knows sums over a group and its step counter; a request is touched only when it joins, leaves or changes its group. Does not
+know how long a request decodes, nor whether there are blocks for it.
 """
 
+from __future__ import annotations
+
+from heapq import nsmallest
 from typing import Final
 
-from squall.core.types import FOREVER, BlockHash, Request
+from squall.core.types import FOREVER, BlockHash, Nanos, Request, RequestId
 
 NEVER: Final = -1
 
@@ -16,15 +19,22 @@ class Work:
 
     Attributes:
         hashes: of its full prompt blocks; empty without a prefix cache.
-        target: tokens whose KV prefill must bring about.
+        target: tokens whose KV must exist before it decodes; moved on where it changes its group.
         generated: tokens produced so far; not kept up to date while it decodes.
         computed: prefill tokens whose KV exists.
         blocks: KV blocks held; not kept up to date while it decodes.
+        reserved: KV blocks that it holds at least, from its first step on.
+        complete: `reserved` is all that it may come to need.
         shared: the hashes among its blocks that are cached and counted as used by it.
-        joined: the group's step at which it began to decode, or NEVER.
+        group: with which it decodes, or None.
+        joined: the group's step at which it began to decode there, or NEVER.
+        flying: a run works on its prefill (kept only where there may be several runs).
     """
 
-    __slots__ = ("blocks", "computed", "generated", "hashes", "joined", "request", "shared", "target")
+    __slots__ = (
+        "blocks", "complete", "computed", "flying", "generated", "group", "hashes", "joined", "request", "reserved", "shared",
+        "target",
+    )  # fmt: skip
 
     def __init__(
         self, request: Request, hashes: tuple[BlockHash, ...], target: int, generated: int, computed: int = 0, blocks: int = 0
@@ -35,47 +45,85 @@ class Work:
         self.generated = generated
         self.computed = computed
         self.blocks = blocks
+        self.reserved = 0
+        self.complete = False
         self.shared: tuple[BlockHash, ...] = ()
+        self.group: DecodeGroup | None = None
         self.joined = NEVER
+        self.flying = False
 
 
 class DecodeGroup:
-    """Sums over all decodes.
+    """Sums over some decodes.
 
     A request that joins with `target` tokens in the KV cache writes slot `target` (0-based) in its first step and attends to
-    `target + 1` tokens, so it takes a new block at the steps where `target + steps done` is a multiple of the block size.
+    `target + 1` tokens, so it takes a new block at the steps where `target + steps done` is a multiple of the block size,
+    unless it holds all the blocks that it may need already.
 
     Attributes:
-        size: requests in the group.
+        id: which of a replica's groups it is.
+        members: by request, in the order in which they joined.
+        size: how many they are.
         context: tokens that they attend to in the next step, their own new ones included.
         step: steps done since the beginning.
+        flying: a run advances it (kept only where there may be several runs).
     """
 
-    __slots__ = ("_block_size", "_growth", "context", "size", "step")
+    __slots__ = ("_block_size", "_growing", "_growth", "context", "flying", "id", "members", "size", "step")
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, id: int = 0) -> None:
+        self.id = id
+        self.members: dict[RequestId, Work] = {}
         self.size = 0
         self.context = 0
         self.step = 0
+        self.flying = False
         self._block_size = block_size
+        self._growing = 0  # members that take blocks
         self._growth = [0] * block_size  # blocks taken at a step, by the step modulo the block size
 
     def join(self, work: Work) -> None:
         step = self.step
         work.joined = step
+        work.group = self
+        self.members[work.request.id] = work
         self.size += 1
         self.context += work.target + 1
-        self._growth[(step - work.target) % self._block_size] += 1
+        if not work.complete:
+            self._growing += 1
+            self._growth[(step - work.target) % self._block_size] += 1
 
-    def leave(self, work: Work) -> None:
-        """Take it out and bring its `generated` and `blocks` up to date."""
+    def leave(self, work: Work) -> int:
+        """Take it out and bring its `generated` and `blocks` up to date; returns the steps that it did here."""
         done = self.step - work.joined
         self.size -= 1
         self.context -= work.target + 1 + done
-        self._growth[(work.joined - work.target) % self._block_size] -= 1
+        if not work.complete:
+            self._growing -= 1
+            self._growth[(work.joined - work.target) % self._block_size] -= 1
+            work.blocks = -(-(work.target + done) // self._block_size)
         work.generated += done
-        work.blocks = -(-(work.target + done) // self._block_size)
         work.joined = NEVER
+        work.group = None
+        del self.members[work.request.id]
+        return done
+
+    def give(self, work: Work, to: DecodeGroup) -> None:
+        """Let it decode with another group from now on."""
+        work.target += self.leave(work)
+        to.join(work)
+
+    def earliest(self, count: int) -> list[Work]:
+        """The `count` members that arrived first. Costs as much as there are members."""
+        return nsmallest(count, self.members.values(), key=arrival)
+
+    def latest(self) -> Work:
+        """The member that arrived last. Costs as much as there are members."""
+        return max(self.members.values(), key=arrival)
+
+    def grows(self, work: Work) -> bool:
+        """Whether a member takes a block at the next step."""
+        return not work.complete and (work.target + self.step - work.joined) % self._block_size == 0
 
     def advance(self, steps: int) -> int:
         """Do so many steps; returns the blocks that they took."""
@@ -96,7 +144,7 @@ class DecodeGroup:
         if at + steps <= size:
             return sum(growth[at : at + steps])
         cycles, rest = divmod(steps - size + at, size)
-        return sum(growth[at:]) + cycles * self.size + sum(growth[:rest])
+        return sum(growth[at:]) + cycles * self._growing + sum(growth[:rest])
 
     def growth(self) -> list[int]:
         """Blocks that each of the next `block_size` steps takes; those after them take the same again."""
@@ -105,10 +153,11 @@ class DecodeGroup:
 
     def steps_within(self, blocks: int) -> int:
         """Steps that take no more than `blocks` blocks: the most, or a multiple of the block size where that is many."""
-        if not self.size:
+        growing = self._growing
+        if not growing:
             return FOREVER
-        if blocks >= self.size:
-            return blocks // self.size * self._block_size
+        if blocks >= growing:
+            return blocks // growing * self._block_size
         growth = self._growth
         at = self.step
         steps = 0
@@ -117,3 +166,8 @@ class DecodeGroup:
             if blocks < 0:
                 return steps
             steps += 1
+
+
+def arrival(work: Work) -> tuple[Nanos, RequestId]:
+    """Orders requests by arrival; ids decide ties."""
+    return work.request.arrived_at, work.request.id

@@ -4,16 +4,18 @@ Decides what every step works on, who is preempted and how many steps may run be
 Does not know the clock, how long a step takes, nor when a request stops: the engine says so at the end of a run.
 
 All that a run of k steps does is done when it ends, in the order in which k single steps would have done it: the blocks that
-it took (evicting from the prefix cache), what its decodes leave behind, what its chunks complete.
+it took (evicting from the prefix cache), what its decodes leave behind, what its chunks complete. Only with pipeline stages,
+where up to `num_stages` runs of one step are in progress, are a run's blocks taken when it begins.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from squall.core.actions import AnyAction, Chunk, Cut, Forget, Preempt, RunSteps, Send
 from squall.core.blocks import BlockPool
-from squall.core.decodes import NEVER, DecodeGroup, Work
+from squall.core.decodes import NEVER, DecodeGroup, Work, arrival
 from squall.core.events import AnyEvent, Cancelled, Progressed, StepsDone, Submitted, Woke
+from squall.core.flights import Flight, Groups, is_flying
 from squall.core.types import ROUTER, BlockHash, Nanos, ReplicaId, Request, RequestId, RunId
 from squall.core.views import BatchingPolicy, Plan, WorkView
 
@@ -28,43 +30,47 @@ class Replica:
         id: its machine id.
         policy: plans its steps.
         num_blocks, block_size: its KV pool, in blocks and tokens a block.
+        num_stages: pipeline stages.
 
     Attributes:
         pool: the KV blocks.
-        decodes: the requests that decode.
+        decodes: the requests that decode; with pipeline stages those that no run in progress has.
         waiting, prefilling: the other requests.
         num_preemptions: so far.
         num_prefix_queries, num_prefix_hits: tokens looked up in the prefix cache at admission, and those found there.
     """
 
     __slots__ = (
-        "_batch", "_busy", "_cancelled", "_looked_at", "_open", "_run", "_running", "block_size", "decodes", "free_blocks", "id",
-        "num_blocks", "num_decodes", "num_preemptions", "num_prefix_hits", "num_prefix_queries", "policy", "pool", "preempted",
-        "prefilling", "waiting", "wake_at",
+        "_cancelled", "_flights", "_groups", "_looked_at", "_open", "_run", "_running", "block_size", "decode_blocks", "decodes",
+        "free_blocks", "id", "num_blocks", "num_decodes", "num_preemptions", "num_prefix_hits", "num_prefix_queries",
+        "num_stages", "policy", "pool", "preempted", "prefilling", "steps_since_mark", "waiting", "wake_at",
     )  # fmt: skip
 
-    def __init__(self, id: ReplicaId, policy: BatchingPolicy, num_blocks: int, block_size: int) -> None:
+    def __init__(self, id: ReplicaId, policy: BatchingPolicy, num_blocks: int, block_size: int, num_stages: int = 1) -> None:
         self.id = id
         self.policy = policy
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.num_stages = num_stages
         self.pool = BlockPool(num_blocks)
-        self.decodes = DecodeGroup(block_size)
+        self._groups = Groups(block_size)
+        self.decodes = self._groups.empty()
         self.waiting: deque[Work] = deque()
         self.prefilling: list[Work] = []
         self.wake_at: Nanos | None = None
         self.num_preemptions = 0
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
-        self.preempted = False  # these three are the policy's view, brought up to date before it is asked
+        self.steps_since_mark = 0
+        self.preempted = False  # these four are the policy's view, brought up to date before it is asked
         self.free_blocks = num_blocks
+        self.decode_blocks = 0
         self.num_decodes = 0
         self._running: dict[RequestId, Work] = {}  # prefilling or decoding
         self._run: RunId = 0
-        self._busy = False
+        self._flights: dict[RunId, Flight] = {}  # runs in progress
         self._open = False  # an arrival cuts the run
-        self._batch: list[tuple[Work, int]] = []  # the run's chunks: whose, and tokens a step
-        self._cancelled: list[RequestId] = []  # in the run, to be dropped at its end
+        self._cancelled: list[RequestId] = []  # in a run, to be dropped at its end
         self._looked_at: list[WorkView] = []  # whose cached blocks the policy asked for
 
     @property
@@ -87,9 +93,12 @@ class Replica:
             return self._submit(event.request, now)
         if type(event) is Woke:
             self.wake_at = None
-            return [] if self._busy else self._begin_run((), (), ())
+            if len(self._flights) >= self.num_stages:
+                return []
+            gone = self._drop_cancelled() if self._cancelled else ()
+            return self._begin_runs((), gone, gone)
         if type(event) is Cancelled:
-            return self._cancel(event.request)
+            return self._cancel(event.request, now)
         raise TypeError(f"replica {self.id} cannot handle {type(event).__name__}")
 
     # -- requests come and go
@@ -101,41 +110,51 @@ class Replica:
         generated = request.num_output_tokens
         hashes = request.block_hashes if self.policy.prefix_cache else ()
         self.waiting.append(Work(request, hashes, request.num_prompt_tokens + generated, generated))
-        if self._busy:
-            return self._cut() if self._open else []
-        self.wake_at = now
-        return []
+        if len(self._flights) < self.num_stages:
+            self.wake_at = now
+            return []
+        return self._cut() if self._open else []
 
-    def _cancel(self, request: RequestId) -> list[AnyAction]:
+    def _cancel(self, request: RequestId, now: Nanos) -> list[AnyAction]:
         if request in self._running:
             self._cancelled.append(request)
+            if not self._flights:  # a policy that lets somebody wait who could run
+                self.wake_at = now
             return self._cut()
         for work in self.waiting:
             if work.request.id == request:
                 self.waiting.remove(work)
                 gone = (request,)
-                cut = self._cut() if self._busy else []
+                cut = self._cut()
                 return [Send(ROUTER, Progressed(self.id, finished=gone)), Forget(gone), *cut]
         return []
 
     def _cut(self) -> list[AnyAction]:
+        """End the run in progress, if there is one that may have several steps."""
         self._open = False
-        return [Cut(self._run)]
+        return [Cut(self._run)] if self._flights and self.num_stages == 1 else []
 
     # -- the end of a run
 
     def _end_run(self, event: StepsDone) -> list[AnyAction]:
-        if event.run != self._run or not self._busy:
+        flight = self._flights.pop(event.run, None)
+        if flight is None:
             raise ValueError(f"replica {self.id} is not in run {event.run}")
-        self._busy = False
         steps = event.steps
         stopped = event.stopped
-        batch = self._batch
-        taken = self.decodes.advance(steps)
-        for work, tokens in batch:
-            taken += self._new_blocks(work, tokens * steps)
-        if taken:
-            self.pool.take(taken)
+        batch = flight.batch
+        group = flight.group
+        taken = 0
+        if flight.decoding:
+            taken = group.advance(steps)
+            self.steps_since_mark += steps
+        if self.num_stages == 1:
+            for work, tokens in batch:
+                taken += self._new_blocks(work, tokens * steps)
+            if taken:
+                self.pool.take(taken)
+        else:
+            flight.land(self.prefilling)
         for request in stopped:
             work = self._running[request]
             if work.joined != NEVER:
@@ -143,25 +162,28 @@ class Replica:
         first: list[RequestId] = []
         if batch:
             for work, tokens in batch:
-                self._prefill(work, tokens * steps, stopped, first)
-            batch.clear()
+                self._prefill(work, tokens * steps, stopped, first, group)
             first.sort()
+        if group is not self.decodes:
+            self.decodes = self._groups.unite(self.decodes, group)
         gone = self._drop_cancelled() if self._cancelled else ()
-        return self._begin_run(first, tuple(sorted(stopped + gone)) if gone else stopped, gone)
+        self._groups.spare(flight)
+        return self._begin_runs(first, tuple(sorted(stopped + gone)) if gone else stopped, gone)
 
     def _drop_cancelled(self) -> tuple[RequestId, ...]:
-        """Those that have not stopped by themselves."""
-        gone = tuple(request for request in dict.fromkeys(self._cancelled) if request in self._running)
-        self._cancelled.clear()
+        """Those that have not stopped by themselves, and that no run is working on."""
+        here = [request for request in dict.fromkeys(self._cancelled) if request in self._running]
+        gone = tuple(request for request in here if not is_flying(self._running[request]))
+        self._cancelled = [request for request in here if request not in gone] if len(gone) < len(here) else []
         for request in gone:
             self._drop(self._running[request])
         return gone
 
-    def _prefill(self, work: Work, tokens: int, stopped: Sequence[RequestId], first: list[RequestId]) -> None:
+    def _prefill(self, work: Work, tokens: int, stopped: Sequence[RequestId], first: list[RequestId], group: DecodeGroup) -> None:
         """`work` computed so many tokens; where that is the last of its prefill it produced one."""
         done = work.computed + tokens
         size = self.block_size
-        work.blocks = -(-done // size)
+        work.blocks += self._new_blocks(work, tokens)
         if work.hashes:
             work.shared += self.pool.share(work.hashes[work.computed // size : done // size])
         work.computed = done
@@ -175,25 +197,32 @@ class Replica:
             self._drop(work)
         else:
             self.prefilling.remove(work)
-            self.decodes.join(work)
+            group.join(work)
 
     def _drop(self, work: Work) -> None:
         """It leaves the batch and its blocks become free or idle."""
         del self._running[work.request.id]
-        if work.joined == NEVER:
+        if work.group is None:
             self.prefilling.remove(work)
         else:
-            self.decodes.leave(work)
+            work.group.leave(work)
         self.pool.release(work.blocks, work.shared)
 
     # -- the start of a run
 
-    def _begin_run(
+    def _begin_runs(
         self, first: Sequence[RequestId], finished: tuple[RequestId, ...], gone: tuple[RequestId, ...]
     ) -> list[AnyAction]:
         """Start what the policy plans. Returns all actions of the call: what the last run changed is told here, too."""
         preempted: list[RequestId] = []
-        plan = self._plan(preempted)
+        runs: list[RunSteps] = []
+        while True:
+            plan = self._plan(preempted)
+            if not (self.num_decodes or plan.chunks or plan.admit):
+                break
+            runs.append(self._launch(plan))
+            if len(self._flights) >= self.num_stages:
+                break
         actions: list[AnyAction] = []
         if first or finished or preempted:
             actions.append(Send(ROUTER, Progressed(self.id, tuple(first), finished, tuple(sorted(preempted)))))
@@ -201,21 +230,26 @@ class Replica:
             actions.append(Forget(gone))
         if preempted:
             actions.append(Preempt(tuple(preempted)))
-        if self.num_decodes or plan.chunks or plan.admit:
-            actions.append(self._launch(plan))
+        actions += runs
         return actions
 
     def _plan(self, preempted: list[RequestId]) -> Plan:
-        """The policy's answer, after preempting until the next step of what is running has its blocks."""
+        """The policy's answer, after preempting until the next step of what runs has its blocks."""
         while True:
-            free = self.pool.num_available - self.decodes.next_blocks()
-            if free >= 0:
-                self.free_blocks = free
-                self.num_decodes = self.decodes.size
-                self.preempted = bool(preempted)
-                self._looked_at.clear()
-                plan = self.policy(self)
-                if not plan.chunks or self._chunk_blocks(plan) <= free:
+            decodes = self.decodes
+            taken = decodes.next_blocks()
+            self.decode_blocks = taken
+            self.free_blocks = free = self.pool.num_available - taken
+            self.num_decodes = decodes.size
+            self.preempted = bool(preempted)
+            self._looked_at.clear()
+            plan = self.policy(self)
+            if not plan.preempt:
+                if plan.decodes < decodes.size:
+                    self.num_decodes = plan.decodes
+                    if not plan.decodes:
+                        free += taken
+                if free >= 0 and (not plan.chunks or self._chunk_blocks(plan) <= free):
                     return plan
             preempted.append(self._preempt())
 
@@ -226,50 +260,99 @@ class Replica:
         self._looked_at.append(work)
         return self.pool.match(work.hashes, (work.target - 1) // self.block_size)
 
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """See BatchingView."""
+        step = self.decodes.step
+        for work in self.decodes.members.values():
+            context = work.target + 1 + step - work.joined
+            yield context, work.request.num_prompt_tokens + work.request.max_output_tokens - context
+
+    def latest_grows(self) -> bool:
+        """See BatchingView."""
+        decodes = self.decodes
+        return bool(decodes.size) and decodes.grows(decodes.latest())
+
     def _preempt(self) -> RequestId:
-        """Send the latest arrival in the batch back to the head of the queue. It keeps its tokens and loses its blocks."""
-        work = max(self._running.values(), key=_arrival)
+        """Send the latest arrival that can be spared back to the head of the queue. It keeps its tokens and loses its blocks."""
+        running = self._running.values()
+        work = max(running if self.num_stages == 1 else (work for work in running if not is_flying(work)), key=arrival)
         self._drop(work)
         work.target = work.request.num_prompt_tokens + work.generated
         work.computed = 0
         work.blocks = 0
+        work.reserved = 0
         work.shared = ()
         self.waiting.appendleft(work)
         self.num_preemptions += 1
         return work.request.id
 
     def _launch(self, plan: Plan) -> RunSteps:
-        chunks = self._take(plan) if plan.chunks or plan.admit else ()
+        decoding = self.num_decodes
+        group = self.decodes
+        if self.num_stages > 1 or 0 < decoding < group.size:
+            self.decodes, group = self._groups.part(group, decoding)
+        self._run = run = self._run + 1
+        self._flights[run] = flight = self._groups.flight(group, decoding > 0)
+        chunks = self._take(plan, flight) if plan.chunks or plan.admit else ()
         steps = plan.steps if not plan.admit else 1
         evictable: tuple[BlockHash, ...] = ()
-        if self.pool.idle:
-            steps, evictable = self._within_cache(steps)
+        if self.num_stages > 1:
+            evictable = self._depart(flight)
+            steps = 1
+        elif self.pool.idle:
+            steps, evictable = self._within_cache(flight, steps, plan.keep)
         elif steps > 1:
-            steps = self._within(steps, self.pool.num_available)
-        self._run += 1
-        self._busy = True
+            steps = self._within(flight, steps, self.pool.num_available - plan.keep)
+        if plan.mark:
+            self.steps_since_mark = 0
         self._open = plan.open and steps > 1
-        return RunSteps(self._run, steps, self.num_decodes, self.decodes.context, chunks, evictable)
+        moved = self._groups.told()
+        return RunSteps(run, steps, decoding, group.context if decoding else 0, chunks, evictable, group.id, moved)
 
-    def _take(self, plan: Plan) -> tuple[Chunk, ...]:
+    def _depart(self, flight: Flight) -> tuple[BlockHash, ...]:
+        """With several runs in progress, this one's blocks are taken at once. Returns those evicted."""
+        taken = self._need(flight, 1)
+        evictable = self.pool.oldest(max(0, taken - self.pool.num_free))
+        if taken:
+            self.pool.take(taken)
+        flight.depart(self.prefilling)
+        for work, tokens in flight.batch:
+            work.blocks += self._new_blocks(work, tokens)
+        return evictable
+
+    def _take(self, plan: Plan, flight: Flight) -> tuple[Chunk, ...]:
         """The plan's prefill, as the run's batch."""
         chunks: list[Chunk] = []
-        batch = self._batch
-        taken = self.decodes.next_blocks()
+        batch = flight.batch
+        taken = flight.group.next_blocks() if flight.decoding else 0
         for work, tokens in zip(self.prefilling, plan.chunks, strict=False):
             if tokens:
                 batch.append((work, tokens))
                 chunks.append(Chunk(work.request.id, work.computed, tokens, 0, work.computed + tokens == work.target))
                 taken += self._new_blocks(work, tokens)
-        for tokens in plan.admit:
+        reserve = plan.reserve
+        for i, tokens in enumerate(plan.admit):
             work = self.waiting.popleft()
             cached = self._admit(work)
+            if i < len(reserve):
+                self._reserve(work, reserve[i])
             batch.append((work, tokens))
-            chunks.append(Chunk(work.request.id, cached, tokens, cached, cached + tokens == work.target))
+            chunks.append(Chunk(work.request.id, cached, tokens, cached, cached + tokens == work.target, work.reserved))
             taken += self._new_blocks(work, tokens)
         if taken > self.pool.num_available:
-            raise ValueError(f"{type(self.policy).__name__} admitted more than the {self.free_blocks} free blocks can hold")
+            free = self.pool.num_available - (flight.group.next_blocks() if flight.decoding else 0)
+            raise ValueError(f"{type(self.policy).__name__} admitted more than the {free} free blocks can hold")
         return tuple(chunks)
+
+    def _reserve(self, work: Work, blocks: int) -> None:
+        most = -(-(work.request.num_prompt_tokens + work.request.max_output_tokens - 1) // self.block_size)
+        work.reserved = blocks
+        work.complete = blocks >= most
+        if not work.complete and blocks > -(-work.target // self.block_size):
+            raise ValueError(
+                f"{type(self.policy).__name__} reserves {blocks} blocks for request {work.request.id}: more than its prompt "
+                f"fills and fewer than the {most} that it may come to need"
+            )
 
     def _admit(self, work: Work) -> int:
         """Into the batch; returns how many of its tokens the prefix cache holds, which are its own from now on."""
@@ -288,47 +371,47 @@ class Replica:
 
     # -- how far a run may go
 
-    def _within_cache(self, steps: int) -> tuple[int, tuple[BlockHash, ...]]:
+    def _within_cache(self, flight: Flight, steps: int, keep: int) -> tuple[int, tuple[BlockHash, ...]]:
         """As `_within`, where blocks may be evicted, but no further than the plan surely holds; and what may be evicted."""
         pool = self.pool
         if steps > 1:
-            steps = self._within(steps, pool.num_free + min(len(pool.idle), EVICTED_AT_ONCE))
-        evicted = self._need(steps) - pool.num_free
+            steps = self._within(flight, steps, pool.num_free + min(len(pool.idle) - keep, EVICTED_AT_ONCE))
+        evicted = self._need(flight, steps) - pool.num_free
         if evicted <= 0:
             return steps, ()
         evictable = pool.oldest(evicted)
         if steps > 1:
             # The plan rests on these cached blocks: it holds until the first of them is evicted.
-            watched = self._watched()
+            watched = self._watched(flight)
             for i, block in enumerate(evictable):
                 if block in watched:
-                    steps = self._within(steps, pool.num_free + i)
-                    return steps, pool.oldest(max(0, self._need(steps) - pool.num_free))
+                    steps = self._within(flight, steps, pool.num_free + i)
+                    return steps, pool.oldest(max(0, self._need(flight, steps) - pool.num_free))
         return steps, evictable
 
-    def _watched(self) -> set[BlockHash]:
-        return {block for work in self._looked_at for block in work.hashes} | {b for work, _ in self._batch for b in work.hashes}
+    def _watched(self, flight: Flight) -> set[BlockHash]:
+        return {block for work in self._looked_at for block in work.hashes} | {b for work, _ in flight.batch for b in work.hashes}
 
-    def _within(self, steps: int, blocks: int) -> int:
+    def _within(self, flight: Flight, steps: int, blocks: int) -> int:
         """The most steps, at least 1 and at most `steps`, that take no more than `blocks`."""
-        if not self._batch:
-            within = self.decodes.steps_within(blocks) or 1
+        if not flight.batch:
+            within = flight.group.steps_within(blocks) or 1
             return within if within < steps else steps
-        if self._need(steps) <= blocks:
+        if self._need(flight, steps) <= blocks:
             return steps
         low, high = 1, max(1, steps)
         while high - low > 1:
             middle = (low + high) // 2
-            if self._need(middle) <= blocks:
+            if self._need(flight, middle) <= blocks:
                 low = middle
             else:
                 high = middle
         return low
 
-    def _need(self, steps: int) -> int:
+    def _need(self, flight: Flight, steps: int) -> int:
         """Blocks that the run takes in `steps` steps."""
-        blocks = self.decodes.blocks(steps)
-        for work, tokens in self._batch:
+        blocks = flight.group.blocks(steps) if flight.decoding else 0
+        for work, tokens in flight.batch:
             blocks += self._new_blocks(work, tokens * steps)
         return blocks
 
@@ -337,8 +420,6 @@ class Replica:
         return sum(self._new_blocks(work, tokens) for work, tokens in zip(self.prefilling, plan.chunks, strict=False))
 
     def _new_blocks(self, work: Work, tokens: int) -> int:
-        return -(-(work.computed + tokens) // self.block_size) - work.blocks
-
-
-def _arrival(work: Work) -> tuple[Nanos, RequestId]:
-    return work.request.arrived_at, work.request.id
+        """Blocks that it takes to compute so many more tokens of a prefill."""
+        needed = -(-(work.computed + tokens) // self.block_size)
+        return (needed if needed > work.reserved else work.reserved) - work.blocks

@@ -24,6 +24,7 @@ from squall.core.actions import (
 from squall.core.events import AnyEvent, Cancelled, ReplicaStarted, ReplicaStopped, Warmed, WeightsLoaded, Woke
 from squall.core.machine import Machine
 from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, ReplicaId
+from squall.sim.pipeline import PipelinedEngine
 from squall.sim.world import Engine, World
 
 EventLog = Callable[[Nanos, MachineId, AnyEvent, Sequence[AnyAction]], None]
@@ -55,6 +56,7 @@ class Driver:
         pools: of each replica, its KV blocks and their size.
         delays: of the controller's actions.
         log: see EventLog.
+        num_stages: pipeline stages of every replica.
 
     Attributes:
         now: the virtual clock.
@@ -68,6 +70,7 @@ class Driver:
         pools: Mapping[ReplicaId, tuple[int, int]],
         delays: Delays = Delays(),  # noqa: B008 - frozen
         log: EventLog | None = None,
+        num_stages: int = 1,
     ) -> None:
         self.now: Nanos = 0
         self.num_events = 0
@@ -76,7 +79,10 @@ class Driver:
         self._pools = pools
         self._delays = delays
         self._log = log
-        self._engines = {replica: Engine(world, replica) for replica in pools}
+        pipelined = num_stages > 1
+        self._engines: dict[ReplicaId, Engine] = {
+            replica: PipelinedEngine(world, replica, num_stages) if pipelined else Engine(world, replica) for replica in pools
+        }
         self._heap: list[tuple[Nanos, int, MachineId, int, AnyEvent | None]] = []
         self._messages: deque[tuple[MachineId, AnyEvent]] = deque()
         self._wakes: dict[MachineId, Nanos] = {}
@@ -176,7 +182,7 @@ class Driver:
                 if ends_at is not None:
                     heappush(self._heap, (ends_at, END, id, run, None))
             case Preempt(requests):
-                self._engines[id].preempt(requests, now)
+                self._engines[id].preempt(requests)
             case Forget(requests):
                 self._engines[id].forget(requests)
             case Reply(request, rejection):

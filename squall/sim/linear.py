@@ -6,7 +6,7 @@ Knows no hardware; `perf.roofline` and measured profiles do.
 from msgspec import Struct
 
 from squall.core.types import Nanos
-from squall.perf.latency import UNITS_PER_NANO, BatchShape, Progression, only_stage
+from squall.perf.latency import UNITS_PER_NANO, BatchShape, Progression
 
 
 class Linear(Struct, frozen=True):
@@ -17,12 +17,14 @@ class Linear(Struct, frozen=True):
         token: of every token that a step computes.
         context: of every token that a decode attends to.
         work: of every pair of a chunk's token and a token before it, counted twice.
+        shares: how a step's price is shared between pipeline stages, each of which takes at least a nanosecond.
     """
 
     fixed: int
     token: int = 0
     context: int = 0
     work: int = 0
+    shares: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
         if self.fixed < UNITS_PER_NANO:
@@ -34,7 +36,7 @@ class Linear(Struct, frozen=True):
 
     @property
     def num_stages(self) -> int:
-        return 1
+        return len(self.shares)
 
     def run(self, shape: BatchShape, steps: int) -> list[Progression]:
         tokens = shape.num_decodes
@@ -47,4 +49,6 @@ class Linear(Struct, frozen=True):
         return [Progression(steps, first, self.context * shape.num_decodes + self.work * growth)]
 
     def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
-        return only_stage(self.run(shape, 1))
+        price = self.run(shape, 1)[0].first // UNITS_PER_NANO
+        parts = sum(self.shares)
+        return tuple(max(1, price * share // parts) for share in self.shares)

@@ -61,11 +61,11 @@ def simulate(
     router = Router(config.route, config.queue.max_requests, config.queue.max_tokens, config.queue.max_retries)
     machines: dict[MachineId, Machine] = {ROUTER: router, CONTROLLER: Controller(FleetPlan.fixed(len(replicas)), config.scale)}
     for replica in replicas:
-        machines[replica] = Replica(replica, config.batching, num_blocks, block_size)
+        machines[replica] = Replica(replica, config.batching, num_blocks, block_size, config.replica.pp)
     if created is not None:
         for id, machine in machines.items():
             created(0, id, machine)
-    driver = Driver(machines, world, dict.fromkeys(replicas, (num_blocks, block_size)), delays, log)
+    driver = Driver(machines, world, dict.fromkeys(replicas, (num_blocks, block_size)), delays, log, config.replica.pp)
     driver.run(_offered(world, requests, cancellations))
     record = world.record(driver.now)
     record.num_events = driver.num_events

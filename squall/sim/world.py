@@ -4,6 +4,8 @@ Ends a run at its first finished sequence, as an engine does, and writes down wh
 no queue and no event order.
 """
 
+from __future__ import annotations
+
 from array import array
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
@@ -103,6 +105,57 @@ class World:
         return RunRecord("simulated", list(self.rows.values()), gaps, ended_at=now, latency_source=self.latency.source)
 
 
+class DecodeClock:
+    """What an engine knows of one group of decodes.
+
+    Attributes:
+        steps: that the group has done.
+        last_step: of every member: the group's step after which it stops.
+        ends: heap of the same; entries that `last_step` does not confirm are stale.
+        told_at: when it did its last step, which gave every member a token.
+        late: members who got their last token at another instant: while the group paused, or in another one.
+    """
+
+    __slots__ = ("ends", "last_step", "late", "steps", "told_at")
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.last_step: dict[RequestId, int] = {}
+        self.ends: list[tuple[int, RequestId]] = []
+        self.told_at: Nanos = UNSET
+        self.late: dict[RequestId, Nanos] = {}
+
+    def join(self, request: RequestId, left: int, told_at: Nanos) -> None:
+        """It has `left` tokens to generate, and got its last one at `told_at`."""
+        last = self.last_step[request] = self.steps + left
+        heappush(self.ends, (last, request))
+        if told_at != self.told_at:
+            self.late[request] = told_at
+
+    def leave(self, request: RequestId) -> tuple[int, Nanos] | None:
+        """How many tokens it has left and when it got its last one; None where it is not here."""
+        last = self.last_step.pop(request, None)
+        return None if last is None else (last - self.steps, self.late.pop(request, self.told_at))
+
+    def pop_stopped(self, stopped: list[RequestId]) -> None:
+        """Take out those whose last step is done."""
+        ends = self.ends
+        while ends and ends[0][0] <= self.steps:
+            last, request = heappop(ends)
+            if self.last_step.get(request) == last:
+                del self.last_step[request]
+                stopped.append(request)
+
+    def first_gaps(self, weight: int, now: Nanos, gaps: array[int]) -> None:
+        """The `weight` members get a token at `now`, after a pause or from another group."""
+        late = self.late
+        if weight > len(late):
+            gaps.extend((weight - len(late), 1, (now - self.told_at) * UNITS_PER_NANO, 0))
+        for told_at in late.values():
+            gaps.extend((1, 1, (now - told_at) * UNITS_PER_NANO, 0))
+        late.clear()
+
+
 class Engine:
     """One replica's engine.
 
@@ -114,7 +167,7 @@ class Engine:
         num_steps: done since the beginning.
     """
 
-    __slots__ = ("_ends", "_ends_at", "_last_step", "_prices", "_replica", "_run", "_started_at", "_steps", "_world", "num_steps")
+    __slots__ = ("_ends_at", "_groups", "_prices", "_replica", "_run", "_started_at", "_steps", "_world", "num_steps")
 
     def __init__(self, world: World, replica: ReplicaId) -> None:
         self.num_steps = 0
@@ -125,19 +178,22 @@ class Engine:
         self._prices: Sequence[Progression] = ()
         self._started_at: Nanos = UNSET
         self._ends_at: Nanos = UNSET  # while it runs
-        self._last_step: dict[RequestId, int] = {}  # of every decoding request: the step after which it stops
-        self._ends: list[tuple[int, RequestId]] = []  # heap of the same; entries that `_last_step` does not confirm are stale
+        self._groups: dict[int, DecodeClock] = {0: DecodeClock()}
 
     def start(self, run: RunSteps, now: Nanos) -> Nanos:
         """Begin the run; returns when it will end."""
         world = self._world
+        if run.regrouped:
+            self._regroup(run)
         if run.chunks:
             self._schedule(run.chunks, now)
         steps = run.steps
-        if self._ends:
-            left = self._ends[0][0] - self.num_steps  # until a stale entry, it may be: then two runs take the place of one
-            if left < steps:
-                steps = left
+        if run.num_decodes:
+            group = self._groups[run.group]
+            if group.ends:
+                left = group.ends[0][0] - group.steps  # until a stale entry, it may be: then two runs take the place of one
+                if left < steps:
+                    steps = left if left > 0 else 1
         if steps > world.max_steps:
             steps = world.max_steps
         self._run = run
@@ -148,6 +204,18 @@ class Engine:
             now += total(price, price.count) if price.count > 1 else price.first // UNITS_PER_NANO
         self._ends_at = now
         return now
+
+    def _regroup(self, run: RunSteps) -> None:
+        """Some decode with others from now on."""
+        for moved in run.regrouped:
+            new = self._groups.setdefault(moved.group, DecodeClock())
+            if not new.last_step:
+                new.told_at = UNSET
+            for request in moved.requests:
+                for group in self._groups.values():
+                    if (found := group.leave(request)) is not None:
+                        new.join(request, *found)
+                        break
 
     def _schedule(self, chunks: Sequence[Chunk], now: Nanos) -> None:
         rows = self._world.rows
@@ -186,26 +254,44 @@ class Engine:
         run = self._run
         assert run is not None
         self._ends_at = UNSET
-        world = self._world
         steps = self._steps
-        self.num_steps = step = self.num_steps + steps
+        self.num_steps += steps
+        group = self._groups[run.group]
         weight = run.num_decodes
         if weight:
-            for price in self._prices:
-                world.gaps.extend((weight, price.count, price.first, price.increment))
+            gaps = self._world.gaps
+            if group.told_at == self._started_at and not group.late:
+                for price in self._prices:
+                    gaps.extend((weight, price.count, price.first, price.increment))
+            else:
+                self._resume(group, weight)
+        return self._finish(run, group, steps, now)
+
+    def _resume(self, group: DecodeClock, weight: int) -> None:
+        """The first step after a pause, and those after it."""
+        world = self._world
+        step = self._prices[0]
+        group.first_gaps(weight, self._started_at + step.first // UNITS_PER_NANO, world.gaps)
+        if step.count > 1:
+            world.gaps.extend((weight, step.count - 1, step.first + step.increment, step.increment))
+        for price in self._prices[1:]:
+            world.gaps.extend((weight, price.count, price.first, price.increment))
+
+    def _finish(self, run: RunSteps, group: DecodeClock, steps: int, now: Nanos) -> StepsDone:
+        """Who has stopped, and who decodes from now on."""
+        world = self._world
         stopped: list[RequestId] = []
-        ends = self._ends
-        while ends and ends[0][0] <= step:
-            last, request = heappop(ends)
-            if self._last_step.get(request) == last:
-                del self._last_step[request]
-                stopped.append(request)
+        if run.num_decodes:
+            group.steps += steps
+            group.told_at = now
+            group.pop_stopped(stopped)
+        elif not group.last_step:
+            group.told_at = now
         for chunk in run.chunks:
             if chunk.last:
                 left = world.first_token(chunk.request, now)
                 if left:
-                    last = self._last_step[chunk.request] = step + left
-                    heappush(ends, (last, chunk.request))
+                    group.join(chunk.request, left, now)
                 else:
                     stopped.append(chunk.request)
         if not stopped:
@@ -215,22 +301,25 @@ class Engine:
         stopped.sort()
         return StepsDone(run.run, steps, tuple(stopped))
 
-    def preempt(self, requests: Sequence[RequestId], now: Nanos) -> None:
+    def preempt(self, requests: Sequence[RequestId]) -> None:
         """They lose their KV at this step boundary."""
         world = self._world
         for request in requests:
             world.rows[request].preemptions += 1
-            last = self._last_step.pop(request, None)
-            if last is not None:
-                world.left[request] = last - self.num_steps
-                world.last_token_at[request] = now
+            for group in self._groups.values():
+                if (found := group.leave(request)) is not None:
+                    world.left[request], world.last_token_at[request] = found
+                    break
 
     def forget(self, requests: Sequence[RequestId]) -> None:
         """They are cancelled; what they have generated so far is their output."""
         world = self._world
         for request in requests:
-            last = self._last_step.pop(request, None)
-            left = world.left.pop(request, None) if last is None else last - self.num_steps
+            left = world.left.pop(request, None)
+            for group in self._groups.values():
+                if (found := group.leave(request)) is not None:
+                    left, _ = found
+                    break
             world.last_token_at.pop(request, None)
             if left is not None:
                 world.rows[request].num_output_tokens = world.outputs[request] - left

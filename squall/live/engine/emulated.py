@@ -105,7 +105,8 @@ class EmulatedEngine:
         self._tokenizer = tokenizer
         self._time_dilation = time_dilation
         self._sequences: dict[RequestId, _Sequence] = {}
-        self._decoding: dict[RequestId, _Sequence] = {}
+        self._groups: dict[int, dict[RequestId, _Sequence]] = {0: {}}
+        self._decoding: dict[RequestId, _Sequence] = {}  # in the run
         self._busy_until: Nanos = 0
         self._cut: RunId | None = None
 
@@ -121,24 +122,25 @@ class EmulatedEngine:
     def preempt(self, requests: Sequence[RequestId]) -> None:
         for request in requests:
             self._release(self._sequences[request])
-            self._decoding.pop(request, None)
+            self._stop_decoding(request)
 
     def forget(self, requests: Sequence[RequestId]) -> None:
         for request in requests:
-            self._decoding.pop(request, None)
+            self._stop_decoding(request)
             if (sequence := self._sequences.pop(request, None)) is not None:
                 self._release(sequence)
 
     def reset(self) -> None:
         self.ledger = Ledger(self.num_blocks)
         self._sequences.clear()
-        self._decoding.clear()
+        self._groups = {0: {}}
         self._cut = None
 
     def cut(self, run: RunId) -> None:
         self._cut = run
 
     def run(self, action: RunSteps, emit: Callable[[Sequence[TokenOut]], None]) -> RunEnded:
+        group = self._choose_group(action)
         self._check(action)
         evictable = iter(action.evictable)
         deadline = self._start()
@@ -146,7 +148,7 @@ class EmulatedEngine:
         stopped: tuple[RequestId, ...] = ()
         for price in self._prices(action):
             self._take_blocks(action.chunks, done, evictable)
-            tokens = self._finish_step(action.chunks, done)  # now, while the engine that we pretend to be computes
+            tokens = self._finish_step(action.chunks, done, group)  # now, while the engine that we pretend to be computes
             deadline += price
             time.sleep(max(0, deadline - time.monotonic_ns()) / 1e9)
             self._busy_until = deadline
@@ -164,7 +166,7 @@ class EmulatedEngine:
     def _start(self) -> Nanos:
         """When the first step begins: where the last one ended, unless nothing was left to do since."""
         now = time.monotonic_ns()
-        return max(self._busy_until, now - CATCH_UP) if self._decoding else now
+        return max(self._busy_until, now - CATCH_UP) if any(self._groups.values()) else now
 
     def _prices(self, action: RunSteps) -> Iterator[Nanos]:
         for part in self._latency.run(action, action.steps):
@@ -173,6 +175,23 @@ class EmulatedEngine:
                 yield int(nanos * self._time_dilation)
 
     # -- steps
+
+    def _choose_group(self, action: RunSteps) -> dict[RequestId, _Sequence]:
+        """The run's group of decodes, after those that change theirs have done so; in a pause none of it decodes."""
+        for moved in action.regrouped:
+            to = self._groups.setdefault(moved.group, {})
+            for request in moved.requests:
+                if (sequence := self._stop_decoding(request)) is not None:
+                    to[request] = sequence
+        group = self._groups.setdefault(action.group, {})
+        self._decoding = group if action.num_decodes else {}
+        return group
+
+    def _stop_decoding(self, request: RequestId) -> _Sequence | None:
+        for group in self._groups.values():
+            if (sequence := group.pop(request, None)) is not None:
+                return sequence
+        return None
 
     def _check(self, action: RunSteps) -> None:
         """The machine describes the decodes by two sums; both must be ours."""
@@ -190,7 +209,8 @@ class EmulatedEngine:
         for sequence in self._decoding.values():
             self._grow(sequence, sequence.context + 1, evictable)
         for chunk in chunks:
-            self._grow(self._sequences[chunk.request], chunk.offset + (step + 1) * chunk.num_tokens, evictable)
+            end = max(chunk.offset + (step + 1) * chunk.num_tokens, chunk.num_reserved * self.block_size)
+            self._grow(self._sequences[chunk.request], end, evictable)
 
     def _take_cached(self, sequence: _Sequence, num_cached: int) -> None:
         blocks = sequence.state.job.block_hashes[: num_cached // self.block_size]
@@ -206,7 +226,7 @@ class EmulatedEngine:
         self.ledger.take(needed, evictable)
         sequence.num_blocks += max(0, needed)
 
-    def _finish_step(self, chunks: Sequence[Chunk], step: int) -> list[TokenOut]:
+    def _finish_step(self, chunks: Sequence[Chunk], step: int, group: dict[RequestId, _Sequence]) -> list[TokenOut]:
         tokens = []
         for sequence in self._decoding.values():
             sequence.context += 1
@@ -216,7 +236,7 @@ class EmulatedEngine:
             sequence.context = chunk.offset + (step + 1) * chunk.num_tokens
             self._share_prompt(sequence, sequence.context - chunk.num_tokens)
             if chunk.last:
-                self._decoding[chunk.request] = sequence
+                group[chunk.request] = sequence
                 tokens.append(self._next_token(sequence.state))
         return tokens
 

@@ -3,6 +3,8 @@
 Knows token counts and block numbers; not what tokens mean, and not which blocks are free.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import numpy as np
@@ -60,7 +62,15 @@ class DecodeRows:
         self._rows[request] = row
         self._tokens[row] = token
         self._lengths[row] = length
+        table = table[: self._tables.shape[1]]  # more may be reserved than it can ever use
         self._tables[row, : len(table)] = table
+
+    def give(self, request: RequestId, to: DecodeRows, table: list[int]) -> None:
+        """It goes on with other rows; `table` is its block table. Harmless if it is not here."""
+        row = self._rows.get(request)
+        if row is not None and to is not self:
+            to.join(request, int(self._tokens[row]), int(self._lengths[row]), table)
+            self.leave(request)
 
     def leave(self, request: RequestId) -> None:
         """Harmless if it is not here."""
@@ -83,8 +93,8 @@ class DecodeRows:
         """
         before = self.lengths.copy()
         for row in np.flatnonzero(before % self._block_size == 0).tolist():
-            table = extend(self.requests[row], int(before[row]) + 1)
-            self._tables[row, len(table) - 1] = table[-1]
+            index = int(before[row]) // self._block_size
+            self._tables[row, index] = extend(self.requests[row], int(before[row]) + 1)[index]
         self.lengths[:] += 1
         blocks = self.tables[np.arange(len(before)), before // self._block_size].astype(np.int64)
         return blocks * self._block_size + before % self._block_size

@@ -71,7 +71,9 @@ class TorchEngine:
         self._states: dict[RequestId, SequenceState] = {}
         self._cut: RunId | None = None
         self._blocks: BlockTables
-        self._rows: DecodeRows
+        self._groups: dict[int, DecodeRows]
+        self._group: DecodeRows  # of the run: whom its prefills join
+        self._rows: DecodeRows  # of the run: those that advance
 
     # -- coming up
 
@@ -106,7 +108,8 @@ class TorchEngine:
 
     def preempt(self, requests: Sequence[RequestId]) -> None:
         for request in requests:
-            self._rows.leave(request)
+            for rows in self._groups.values():
+                rows.leave(request)
             self._blocks.release(request)
 
     def forget(self, requests: Sequence[RequestId]) -> None:
@@ -117,7 +120,8 @@ class TorchEngine:
     def reset(self) -> None:
         self._states.clear()
         self._blocks = BlockTables(self.num_blocks, self.block_size)
-        self._rows = DecodeRows(self.block_size, -(-self.max_model_len // self.block_size))
+        self._groups = {0: self._no_rows()}
+        self._rows = self._group = self._groups[0]
         self._cut = None
 
     def cut(self, run: RunId) -> None:
@@ -126,6 +130,7 @@ class TorchEngine:
     # -- runs
 
     def run(self, action: RunSteps, emit: Callable[[Sequence[TokenOut]], None]) -> RunEnded:
+        self._choose_rows(action)
         self._check(action)
         evictable = iter(action.evictable)
         stopped: list[RequestId] = []
@@ -139,6 +144,21 @@ class TorchEngine:
                 emit(tokens)
         self.forget(stopped)
         return RunEnded(action.run, done, tuple(stopped))
+
+    def _choose_rows(self, action: RunSteps) -> None:
+        """The run's group of decodes, after those that change theirs have done so; a pause is a run of no rows."""
+        for moved in action.regrouped:
+            to = self._groups.setdefault(moved.group, self._no_rows())
+            for request in moved.requests:
+                for rows in list(self._groups.values()):
+                    if request in rows:
+                        rows.give(request, to, self._blocks.tables[request])
+                        break
+        self._group = self._groups.setdefault(action.group, self._no_rows())
+        self._rows = self._group if action.num_decodes else self._no_rows()
+
+    def _no_rows(self) -> DecodeRows:
+        return DecodeRows(self.block_size, -(-self.max_model_len // self.block_size))
 
     def _check(self, action: RunSteps) -> None:
         """The machine describes the decodes by two sums; both must be ours."""
@@ -164,7 +184,7 @@ class TorchEngine:
         self._rows.tokens[:] = [out.token for out in tokens[: len(decoding)]]
         for chunk, out in zip(last, tokens[len(decoding) :], strict=True):
             length = chunk.offset + chunk.num_tokens
-            self._rows.join(chunk.request, out.token, length, self._blocks.tables[chunk.request])
+            self._group.join(chunk.request, out.token, length, self._blocks.tables[chunk.request])
         return tokens
 
     def _begin(self, chunk: Chunk) -> None:
@@ -190,7 +210,8 @@ class TorchEngine:
         start = len(rows)
         for chunk in chunks:
             end = chunk.offset + chunk.num_tokens
-            table = np.array(self._blocks.extend(chunk.request, end, evictable), dtype=np.int64)
+            blocks = self._blocks.extend(chunk.request, max(end, chunk.num_reserved * size), evictable)
+            table = np.array(blocks[: -(-end // size)], dtype=np.int64)
             at = np.arange(chunk.offset, end, dtype=np.int64)
             slots.append(table[at // size] * size + at % size)
             tokens.append(np.array(self._states[chunk.request].tokens[chunk.offset : end], dtype=np.int64))

@@ -1,0 +1,60 @@
+"""An engine of several pipeline stages, each a server that takes one batch after the other.
+
+Knows when each stage is free: all ends of a batch are worked out when it is issued, and it is one event. Knows no machine and no
+policy.
+"""
+
+from collections import deque
+
+from squall.core.actions import RunSteps
+from squall.core.events import StepsDone
+from squall.core.types import Nanos, ReplicaId, RunId
+from squall.errors import ConfigError
+from squall.sim.world import DecodeClock, Engine, World
+
+
+class PipelinedEngine(Engine):
+    """One replica's engine of `num_stages` stages. A batch passes them in order and overtakes none.
+
+    Raises:
+        ConfigError: the latency model has another number of stages.
+    """
+
+    __slots__ = ("_free_at", "_on_way")
+
+    def __init__(self, world: World, replica: ReplicaId, num_stages: int) -> None:
+        super().__init__(world, replica)
+        if world.latency.num_stages != num_stages:
+            raise ConfigError(
+                f"replica.pp is {num_stages}, but the times of steps ({world.latency.source}) are of "
+                f"{world.latency.num_stages} pipeline stages"
+            )
+        self._free_at = [0] * num_stages
+        self._on_way: deque[RunSteps] = deque()
+
+    def start(self, run: RunSteps, now: Nanos) -> Nanos:
+        """Issue the batch; returns when its last stage will be done."""
+        if run.steps != 1:
+            raise ValueError(f"replica {self._replica} asks for {run.steps} steps at once of a pipeline")
+        if run.regrouped:
+            self._regroup(run)
+        self._groups.setdefault(run.group, DecodeClock())
+        free_at = self._free_at
+        if run.chunks:
+            self._schedule(run.chunks, max(now, free_at[0]))
+        for stage, busy in enumerate(self._world.latency.stages(run)):
+            now = free_at[stage] = max(now, free_at[stage]) + busy
+        self._on_way.append(run)
+        return now
+
+    def cut(self, run: RunId, now: Nanos) -> None:
+        """There are single steps only."""
+
+    def end(self, now: Nanos) -> StepsDone:
+        """The batch that was issued first has passed the last stage."""
+        run = self._on_way.popleft()
+        self.num_steps += 1
+        group = self._groups[run.group]
+        if run.num_decodes:
+            group.first_gaps(run.num_decodes, now, self._world.gaps)
+        return self._finish(run, group, 1, now)
