@@ -86,14 +86,6 @@ class Speculation(Struct, frozen=True, forbid_unknown_fields=True):
     model: str | None = None  # that drafts; None drafts for free, from the prompt
 
 
-class Speculation(Struct, frozen=True, forbid_unknown_fields=True):
-    """Speculative decoding, accounted for in prices: `draft_tokens` a step, each accepted with probability `acceptance`."""
-
-    draft_tokens: Annotated[int, Meta(ge=1, le=64)] = 4
-    acceptance: Annotated[float, Meta(ge=0, le=1)] = 0.7
-    model: str | None = None  # that drafts; None drafts for free, from the prompt
-
-
 class Latency(Struct, frozen=True, forbid_unknown_fields=True):
     """Where step times come from; docs/latency.md says which source is asked for what. `path` is a profile."""
 

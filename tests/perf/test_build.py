@@ -61,7 +61,7 @@ def test_a_wrong_table_is_named(latency: Latency, replica: ReplicaSpec, message:
 
 def test_a_cache_in_eight_bits_needs_a_gpu_that_computes_in_them() -> None:
     replica = ReplicaSpec(kv_dtype="fp8")
-    with pytest.raises(ConfigError, match=r'replica.kv_dtype is fp8, which a100-80g does not compute; use "auto", or one of h100'):
+    with pytest.raises(ConfigError, match=r'kv_dtype is fp8, which a100-80g does not compute; use "auto", or one of h100'):
         latency_model(Latency(), SMOLLM, GPUS["a100-80g"], replica)
     assert latency_model(Latency(kind="roofline"), SMOLLM, GPUS["h100-sxm"], replica).num_stages == 1
 
