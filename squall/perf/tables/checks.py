@@ -18,7 +18,8 @@ _SAME = 1.5
 _DIP = 3.0
 """A larger size may take less time, by another kernel; not less than a third."""
 _STRAY = 0.02
-"""Of a large table's rows so many may break that rule, and are left out: automatic measurements have strays."""
+"""Of a large table's points so many may break these two rules, and are settled (by the median) or left out: automatic measurements
+have strays."""
 _BEST = 0.99
 """Where the best rows begin; beyond lie strays."""
 _RATES = {
@@ -102,7 +103,7 @@ def _once(operation: Operation, rows: pl.DataFrame, place: str) -> pl.DataFrame:
         .sort(operation.columns)
     )
     bad = merged.filter(pl.col("apart") > _SAME)
-    if not bad.is_empty():
+    if len(bad) > _STRAY * len(merged):
         lines = ", ".join(str(row) for row in bad[ROW][0][:3])
         raise ProfileError(
             f"{place}: rows {lines} are the same {operation.name} ({_at(operation, bad)}), "
