@@ -22,6 +22,8 @@ def engine_maker(config: Config, model: ServedModel) -> Callable[[], Engine]:
     """
     if config.serve.engine == "torch" and config.replica.tp != 1:
         raise ConfigError(f"replica.tp is {config.replica.tp}; the built-in engine runs a replica on one device: use 1")
+    if config.replica.pp != 1:
+        raise ConfigError(f"replica.pp is {config.replica.pp}; pipeline stages are simulated, not served: use 1, and replica.tp")
     gpu = _accelerator(config)
     return (_emulated if config.serve.engine == "emulated" else _torch)(config, model, gpu)
 
