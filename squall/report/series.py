@@ -126,16 +126,15 @@ def _count(instants: Int64s, edges: Int64s) -> Int64s:
 def _level(began: Int64s, ended: Int64s, edges: Int64s) -> Floats:
     """The mean number of spans that are open, in each bin: what has begun minus what has ended, integrated."""
     area = _integral(began, edges) - _integral(ended, edges)
-    level: Floats = np.diff(area) / np.diff(edges)
-    return level
+    return (np.diff(area) / np.diff(edges)).astype(np.float64)
 
 
-def _integral(instants: Int64s, at: Int64s) -> Floats:
+def _integral(instants: Int64s, at: Int64s) -> NDArray[np.longdouble]:
     """Of the number of instants that have come, from the beginning to each of `at`."""
     ordered = np.sort(instants)
     passed = np.searchsorted(ordered, at, side="right")
-    before = np.concatenate(([0.0], np.cumsum(ordered, dtype=np.float64)))
-    return np.asarray(passed * at.astype(np.float64) - before[passed], dtype=np.float64)
+    before = np.concatenate(([0], np.cumsum(ordered, dtype=np.longdouble)))  # of a million instants of a day: 67 bits
+    return np.asarray(passed * at.astype(np.longdouble) - before[passed], dtype=np.longdouble)
 
 
 def _spread(began: Int64s, took: Int64s, amount: NDArray[np.generic], edges: Int64s) -> Floats:

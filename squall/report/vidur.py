@@ -79,6 +79,8 @@ def lives_of(rows: Sequence[RequestRow], observed: Observed) -> tuple[NDArray[np
     )
     completed = np.where([row.outcome is Outcome.COMPLETED for row in rows], finished, np.nan)
     execution = _seconds([observed.execution.get(row.id, UNSET) for row in rows])
+    spent = observed.execution
+    away = np.array([row.finished_at - row.scheduled_at - spent.get(row.id, 0) for row in rows], dtype=np.int64)
     prompt = np.array([row.num_prompt_tokens for row in rows], dtype=np.float64)
     output = np.array([row.num_output_tokens or np.nan for row in rows], dtype=np.float64)
     again = np.array([observed.regenerated.get(row.id, 0) for row in rows], dtype=np.float64)
@@ -88,7 +90,7 @@ def lives_of(rows: Sequence[RequestRow], observed: Observed) -> tuple[NDArray[np
         prefilled_at=first,
         completed_at=completed,
         execution=np.where(np.isnan(completed), np.nan, execution),
-        away=completed - scheduled - execution,
+        away=np.where(np.isnan(completed), np.nan, away / SECOND),
         num_prefill_tokens=prompt,
         num_decode_tokens=output,
         prefill=prompt + again,
