@@ -298,6 +298,36 @@ def plan(
 
 
 @app.command()
+def latency(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A known model, a config.json or a checkpoint directory.")],
+    gpu: Annotated[str, _option("A known GPU, or a TOML file that describes one.")],
+    batch: Annotated[int, typer.Option(help="Requests that decode a token each.", min=0)] = 32,
+    context: Annotated[int, typer.Option(help="Tokens that each of them attends to.", min=1)] = 1024,
+    chunk: Annotated[int, typer.Option(help="Tokens of a prompt in the same step.", min=0)] = 0,
+    before: Annotated[int, typer.Option(help="Tokens of that prompt which are computed already.", min=0)] = 0,
+    tp: Annotated[int, typer.Option(help="GPUs that share every layer.", min=1)] = 1,
+    pp: Annotated[int, typer.Option(help="Pipeline stages.", min=1)] = 1,
+    ep: Annotated[int, typer.Option(help="GPUs that experts are dealt out over.", min=1)] = 1,
+    settings: Settings = None,
+) -> None:
+    """How long does a step take, operator by operator, and how sure is that?"""
+    from squall.core.actions import Chunk, RunSteps
+    from squall.perf.build import joined, operators_model
+    from squall.perf.catalogue import resolve_model
+    from squall.perf.hardware import resolve_gpu
+    from squall.report.latency import latency_lines
+
+    if batch + chunk == 0:
+        raise ConfigError("a step of nothing takes no time; give --batch or --chunk")
+    resolved = _load(None, settings, None, {"replica.tp": tp, "replica.pp": pp, "replica.ep": ep})
+    sheet, links = joined(resolve_gpu(gpu), resolved.cluster, tp)
+    priced = operators_model(resolved.latency, resolve_model(model), sheet, resolved.replica, links=links)
+    chunks = (Chunk(0, before, chunk, 0, True),) if chunk else ()
+    for line in latency_lines(priced.source, priced.explain(RunSteps(0, 1, batch, batch * context, chunks))):
+        typer.echo(line)
+
+
+@app.command()
 def demo(out: Out = None, port: Annotated[int, typer.Option(help="Where to serve; 0 takes a free port.")] = 0) -> None:
     """Serve the embedded model, load it, simulate the same, compare."""
     from squall.twin.demo import demo as run

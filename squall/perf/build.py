@@ -21,6 +21,7 @@ from squall.perf.operators import OperatorSource
 from squall.perf.profile import ProfileModel, load
 from squall.perf.roofline import Links, RooflineSource, layout_of
 from squall.perf.speculation import Speculation
+from squall.perf.topology import gpu_of, nic_bandwidth_per_gpu, resolve_node
 
 KINDS = ("auto", "roofline", "profile", "measured", "forest")
 
@@ -55,6 +56,17 @@ class LatencyTable(Protocol):
     def overlap_send(self) -> bool: ...
     @property
     def speculation(self) -> SpeculationTable | None: ...
+
+
+class ClusterTable(Protocol):
+    """The `[cluster]` table."""
+
+    @property
+    def gpus_per_node(self) -> int: ...
+    @property
+    def node(self) -> str | None: ...
+    @property
+    def nic_gbps(self) -> float | None: ...
 
 
 class ReplicaTable(Protocol):
@@ -101,6 +113,16 @@ def latency_model(
     if path is not None and latency.kind in ("auto", "profile") and not _holds_operators(path):
         return _steps(latency, model, replica, path)
     return _operators(latency, model, gpu, replica, path, links)
+
+
+def operators_model(
+    latency: LatencyTable, model: ModelSpec, gpu: Gpu, replica: ReplicaTable, links: Links | None = None
+) -> Composed:
+    """The same where it is made of operators, which can be told apart. Raises ConfigError for a profile of whole steps."""
+    priced = latency_model(latency, model, gpu, replica, links=links)
+    if not isinstance(priced, Composed):
+        raise ConfigError(f"{latency.path} holds whole steps, which cannot be told apart; leave latency.path out")
+    return priced
 
 
 def _steps(latency: LatencyTable, model: ModelSpec, replica: ReplicaTable, path: Path) -> ProfileModel:
@@ -182,6 +204,24 @@ def _speculation(
     tp = layout.tp if draft.can_share(layout.tp) else 1
     shared = layout_of(draft, gpu, replace(layout, tp=tp, ep=1, sequence_parallel=False), "auto", layout.kv_dtype)
     return speculation, Composed(draft, gpu.name, shared, sources, roofline.efficiency, overhead_s=0.0)
+
+
+def joined(gpu: Gpu, cluster: ClusterTable, tp: int) -> tuple[Gpu, Links]:
+    """The GPU with the link that joins `tp` of them in the cluster's machines, and the network between these.
+
+    Raises ConfigError for an unknown machine, or one with other GPUs.
+    """
+    links = Links(cluster.gpus_per_node)
+    if cluster.node is not None:
+        node = resolve_node(cluster.node)
+        if node.gpu != gpu.name:
+            raise ConfigError(f"cluster.node {cluster.node!r} has {node.gpu} GPUs, not {gpu.name}; correct it, or cluster.gpu")
+        there = gpu_of(node, tp)
+        gpu = replace(gpu, link=there.link, link_bandwidth=there.link_bandwidth)
+        links = replace(links, network_bandwidth=nic_bandwidth_per_gpu(node))
+    if cluster.nic_gbps is not None:
+        links = replace(links, network_bandwidth=cluster.nic_gbps * 1e9 / 8)
+    return gpu, links
 
 
 def num_blocks(model: ModelSpec, gpu: Gpu, replica: ReplicaTable, *, max_num_batched_tokens: int, max_num_seqs: int) -> int:

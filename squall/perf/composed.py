@@ -221,7 +221,8 @@ class Terms:
         waiting = self.wait_s * stage.meetings
         yield "overhead of the step", self.overhead_s if first else 0.0
         yield "waiting for each other", waiting
-        yield "launching kernels", self.with_launches(stage, busy + waiting) - busy - waiting
+        if self.launch_s:
+            yield "launching kernels", self.with_launches(stage, busy + waiting) - busy - waiting
 
     def with_launches(self, stage: Stage, seconds: float) -> float:
         """What GPU and CPU need together for operators that keep the GPU busy for so long: measured times of engines that launch

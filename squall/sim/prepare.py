@@ -6,7 +6,7 @@ Knows which part makes what. `twin.rehearse` plays one workload with it, `search
 from __future__ import annotations
 
 from squall.config import Config
-from squall.perf.build import latency_model, num_blocks
+from squall.perf.build import joined, latency_model, num_blocks
 from squall.perf.hardware import Gpu
 from squall.perf.latency import LatencyModel
 from squall.perf.spec import ModelSpec
@@ -18,7 +18,8 @@ def prepare(config: Config, model: ModelSpec, gpu: Gpu) -> tuple[LatencyModel, i
     Raises:
         ConfigError: the model cannot be shared like that or does not fit, or a profile cannot be used.
     """
-    latency = latency_model(config.latency, model, gpu, config.replica)
+    gpu, links = joined(gpu, config.cluster, config.replica.tp)
+    latency = latency_model(config.latency, model, gpu, config.replica, links=links)
     # a policy of the user's own need not bound the batch; the memory account then takes the usual bounds
     batch = config.batching
     tokens, seqs = getattr(batch, "max_num_batched_tokens", 2048), getattr(batch, "max_num_seqs", 256)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from squall.config import Config, ReplicaSpec
 from squall.errors import ConfigError
 from squall.live.engine.build import engine_maker
-from squall.live.models import ServedModel
+from squall.live.served import ServedModel
 
 
 def test_a_pipeline_is_simulated_and_not_served() -> None:
