@@ -70,7 +70,7 @@ class Gaps(Struct):
 
 STRETCH: Final = (
     "replica", "stage", "run", "started_at", "count", "first", "increment", "offset", "num_decodes", "decode_context",
-    "num_prefills", "num_prefill_tokens", "prefill_context", "prefill_pairs", "num_logits", "kv_blocks", "growth",
+    "num_prefills", "num_prefill_tokens", "prefill_context", "prefill_pairs", "num_logits", "kv_blocks", "growth", "reserved",
 )  # fmt: skip
 """The columns of `Observed.stretches`. A stretch is some steps in a row, of one run at one pipeline stage:
 
@@ -79,8 +79,9 @@ STRETCH: Final = (
   `num_decodes` a step, `prefill_context` (tokens before the chunks) by `num_prefill_tokens`, and `prefill_pairs` (pairs of a
   chunk's token and one that it attends to, itself included) by its square: such a run has one chunk at most;
 - `num_prefills`: prompts that it works on; `num_logits`: tokens that it produces;
-- `kv_blocks`: blocks that requests hold, before the step takes its own; `growth`: which row of `Observed.growths` says what the
-  decodes take at each further step, or -1 in a run of one step.
+- `kv_blocks`: blocks that requests hold, before the step takes its own (with pipeline stages: after); `growth`: which row of
+  `Observed.growths` says what the decodes take at each further step, or -1 in a run of one step; `reserved`: blocks that the
+  one prompt of a longer run holds at least.
 """
 
 

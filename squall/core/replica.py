@@ -86,6 +86,11 @@ class Replica:
         """Blocks that requests hold."""
         return self.num_blocks - self.pool.num_available
 
+    def growth(self, run: RunId) -> list[int]:
+        """Blocks that the decodes of a run in progress take at each of its next `block_size` steps, over and over."""
+        flight = self._flights[run]
+        return flight.group.growth() if flight.decoding else [0] * self.block_size
+
     def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
         if type(event) is StepsDone:
             return self._end_run(event)

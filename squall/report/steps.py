@@ -96,8 +96,9 @@ class Stretches:
         which = np.maximum(row["growth"], 0)
         cycles, rest = np.divmod(step, size)
         decodes = cycles * self._grown[which, -1] + self._grown[which, rest]
-        before = row["prefill_context"]
-        chunk = -(-(before + step * row["num_prefill_tokens"]) // size) - -(-before // size)
+        before, least = row["prefill_context"], row["reserved"]
+        after = before + step * row["num_prefill_tokens"]
+        chunk = np.maximum(-(-after // size), least) - np.maximum(-(-before // size), least)
         return np.where(row["growth"] >= 0, decodes + chunk, 0)
 
     # -- sums over whole stretches, which need no step written out

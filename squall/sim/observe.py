@@ -7,7 +7,7 @@ know what is made of it (`report` does), and decides nothing: an observed run is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
 from squall.core.actions import AnyAction, Chunk, Forget, Preempt, RunSteps, Send
 from squall.core.controller import Controller
@@ -28,6 +28,8 @@ class Watcher(Protocol):
 
     def record(self, now: Nanos, machine: MachineId, event: AnyEvent, actions: Sequence[AnyAction]) -> None: ...
 
+
+NO_PREFILLS: Final = (0, 0, 0, 0)
 
 Created = Callable[[Nanos, MachineId, Machine], None]
 
@@ -51,6 +53,34 @@ def watched(watchers: Sequence[Watcher]) -> tuple[EventLog | None, Created | Non
     return record, created
 
 
+class Running(NamedTuple):
+    """A run in progress: since when, and what it found."""
+
+    began: Nanos
+    run: RunSteps
+    kv_blocks: int
+    growth: int
+
+
+class Decoded:
+    """What a group of decodes has done.
+
+    Attributes:
+        time: how long its steps have lasted together; each passes every stage.
+        steps: how many there were.
+    """
+
+    __slots__ = ("steps", "time")
+
+    def __init__(self) -> None:
+        self.time: Nanos = 0
+        self.steps = 0
+
+    def add(self, time: Nanos, steps: int) -> None:
+        self.time += time
+        self.steps += steps
+
+
 class Observer:
     """A watcher that fills an `Observed`.
 
@@ -68,11 +98,11 @@ class Observer:
         self._controller: Controller | None = None
         self._replicas: dict[ReplicaId, Replica] = {}
         self._phases: dict[ReplicaId, str] = {}
-        self._running: dict[tuple[ReplicaId, RunId], tuple[Nanos, RunSteps, int, int]] = {}
+        self._running: dict[tuple[ReplicaId, RunId], Running] = {}
         self._stages_free_at: dict[ReplicaId, list[Nanos]] = {}
-        self._decoded: dict[ReplicaId, Nanos] = {}  # how long its steps with decodes have lasted, and how many there were
-        self._num_decoded: dict[ReplicaId, int] = {}
-        self._joined: dict[RequestId, tuple[ReplicaId, Nanos, int]] = {}  # who decodes: since which of these two
+        self._groups: dict[tuple[ReplicaId, int], Decoded] = {}
+        self._joined: dict[RequestId, tuple[ReplicaId, Decoded, Nanos, int]] = {}  # who decodes: where, and since when there
+        self._reserved: dict[RequestId, int] = {}  # blocks that prompts in pieces hold from the first on
         self._generated: dict[RequestId, int] = {}  # by those that lost their KV or their replica
         self._preempted_at: dict[RequestId, Nanos] = {}
 
@@ -80,7 +110,6 @@ class Observer:
         if isinstance(made, Replica):
             self._replicas[machine] = made
             self.observed.pools[machine] = made.num_blocks
-            self._decoded[machine] = self._num_decoded[machine] = 0
         elif isinstance(made, Controller):
             self._controller = made
 
@@ -102,75 +131,97 @@ class Observer:
                     self._leave(request)
 
     def _begin(self, replica: ReplicaId, run: RunSteps, now: Nanos) -> None:
-        if self._preempted_at and run.chunks:
-            for chunk in run.chunks:
-                since = self._preempted_at.pop(chunk.request, None)
-                if since is not None:
-                    preempted = self.observed.preempted
-                    preempted[chunk.request] = preempted.get(chunk.request, 0) + now - since
+        for chunk in run.chunks:
+            if self._preempted_at and (since := self._preempted_at.pop(chunk.request, None)) is not None:
+                preempted = self.observed.preempted
+                preempted[chunk.request] = preempted.get(chunk.request, 0) + now - since
+            if chunk.num_reserved:
+                self._reserved[chunk.request] = chunk.num_reserved
+        for moved in run.regrouped:
+            group = self._group(replica, moved.group)
+            for request in moved.requests:
+                if self._leave(request):
+                    self._joined[request] = replica, group, group.time, group.steps
         machine = self._replicas[replica]
         growth = -1
         if run.steps > 1:
             growths = self.observed.growths
             growth = len(growths) // self.observed.block_size
-            growths.extend(machine.decodes.growth())
-        self._running[replica, run.run] = now, run, machine.num_used_blocks, growth
+            growths.extend(machine.growth(run.run))
+        self._running[replica, run.run] = Running(now, run, machine.num_used_blocks, growth)
+
+    def _group(self, replica: ReplicaId, group: int) -> Decoded:
+        found = self._groups.get((replica, group))
+        if found is None:
+            found = self._groups[replica, group] = Decoded()
+        return found
 
     def _end(self, replica: ReplicaId, event: StepsDone) -> None:
         """A run has ended after so many steps; write them down, and whose they were."""
-        began, run, blocks, growth = self._running.pop((replica, event.run))
-        duration = self._write(replica, began, run, event.steps, blocks, growth if event.steps > 1 else -1)
+        running = self._running.pop((replica, event.run))
+        run = running.run
+        time = self._write(replica, running, event.steps)
+        group = self._group(replica, run.group)
         if run.num_decodes:
-            self._decoded[replica] += duration
-            self._num_decoded[replica] += event.steps
+            group.add(time, event.steps)
         for request in event.stopped:
             self._leave(request)
         execution = self.observed.execution
         for chunk in run.chunks:
             request = chunk.request
-            execution[request] = execution.get(request, 0) + duration
+            execution[request] = execution.get(request, 0) + time
             if chunk.last:
+                self._reserved.pop(request, None)
                 self._generated[request] = self._generated.get(request, 0) + 1
                 if request not in event.stopped:
-                    self._joined[request] = replica, self._decoded[replica], self._num_decoded[replica]
+                    self._joined[request] = replica, group, group.time, group.steps
 
-    def _write(self, replica: ReplicaId, began: Nanos, run: RunSteps, steps: int, blocks: int, growth: int) -> Nanos:
-        """Rows of `steps` steps of the run; returns how long they lasted."""
-        prefills = _prefills(run.chunks) if run.chunks else (0, 0, 0, 0, 0)
-        work = (run.num_decodes, run.decode_context, *prefills[:4], run.num_decodes + prefills[4], blocks, growth)
-        write = self.observed.stretches.extend
+    def _write(self, replica: ReplicaId, running: Running, steps: int) -> Nanos:
+        """Rows of the first `steps` steps of the run; returns how long they were in stages together."""
+        began, run, blocks, growth = running
+        prefills, last, reserved = NO_PREFILLS, 0, 0
+        if run.chunks:
+            prefills, last = _prefills(run.chunks)
+            reserved = self._reserved.get(run.chunks[0].request, 0) if steps > 1 else 0
+        work = (
+            run.num_decodes, run.decode_context, *prefills, run.num_decodes + last, blocks, growth if steps > 1 else -1, reserved,
+        )  # fmt: skip
         if self.observed.num_stages > 1:
-            return self._write_stages(replica, began, run, work)
+            return self._write_stages(replica, began, run.run, self._latency.stages(run), work)
         at, offset = began, 0
         for price in self._latency.run(run, steps):
-            write((replica, 0, run.run, at, price.count, price.first, price.increment, offset, *work))
+            row = (replica, 0, run.run, at, price.count, price.first, price.increment, offset, *work)
+            self.observed.stretches.extend(row)
             at += total(price, price.count)
             offset += price.count
         return at - began
 
-    def _write_stages(self, replica: ReplicaId, began: Nanos, run: RunSteps, work: Sequence[int]) -> Nanos:
-        """One step through a pipeline whose stages are first come, first served; returns how long they were busy together."""
-        durations = self._latency.stages(run)
+    def _write_stages(
+        self, replica: ReplicaId, began: Nanos, run: RunId, durations: Sequence[Nanos], work: Sequence[int]
+    ) -> Nanos:
+        """One step through a pipeline whose stages are first come, first served."""
         free_at = self._stages_free_at.setdefault(replica, [0] * len(durations))
         at = began
         for stage, duration in enumerate(durations):
             at = max(at, free_at[stage])
-            self.observed.stretches.extend((replica, stage, run.run, at, 1, duration << 4, 0, 0, *work))
+            self.observed.stretches.extend((replica, stage, run, at, 1, duration << 4, 0, 0, *work))
             at += duration
             free_at[stage] = at
         return sum(durations)
 
-    def _leave(self, request: RequestId) -> None:
-        """It decodes no more."""
+    def _leave(self, request: RequestId) -> bool:
+        """It decodes no more where it did, if it did."""
         joined = self._joined.pop(request, None)
         if joined is None:
-            return
-        replica, decoded, steps = joined
-        self.observed.execution[request] += self._decoded[replica] - decoded
-        self._generated[request] += self._num_decoded[replica] - steps
+            return False
+        _, group, time, steps = joined
+        self.observed.execution[request] += group.time - time
+        self._generated[request] += group.steps - steps
+        return True
 
     def _preempt(self, request: RequestId, now: Nanos) -> None:
         self._leave(request)
+        self._reserved.pop(request, None)
         self._preempted_at[request] = now
         self.observed.regenerated[request] = self._generated.get(request, 0)
 
@@ -191,10 +242,11 @@ class Observer:
         """What it ran ends with the steps that are known to be done."""
         replica = event.replica
         for key in [key for key in self._running if key[0] == replica]:
-            began, run, blocks, growth = self._running.pop(key)
+            running = self._running.pop(key)
             if event.steps:
-                self._decoded[replica] += self._write(replica, began, run, event.steps, blocks, growth)
-                self._num_decoded[replica] += event.steps
+                time = self._write(replica, running, event.steps)
+                if running.run.num_decodes:
+                    self._group(replica, running.run.group).add(time, event.steps)
         for request in [request for request, joined in self._joined.items() if joined[0] == replica]:
             self._leave(request)
 
@@ -205,12 +257,12 @@ def _replica(said: object) -> ReplicaId:
     return replica
 
 
-def _prefills(chunks: Sequence[Chunk]) -> tuple[int, int, int, int, int]:
-    """Of a step's chunks: how many, their tokens, the tokens before them, pairs that attend, and how many are last ones."""
+def _prefills(chunks: Sequence[Chunk]) -> tuple[tuple[int, int, int, int], int]:
+    """Of a step's chunks: how many, their tokens, the tokens before them, pairs that attend; and how many are last ones."""
     tokens = context = pairs = last = 0
     for chunk in chunks:
         tokens += chunk.num_tokens
         context += chunk.offset
         pairs += chunk.num_tokens * (2 * chunk.offset + chunk.num_tokens + 1) // 2
         last += chunk.last
-    return len(chunks), tokens, context, pairs, last
+    return (len(chunks), tokens, context, pairs), last
