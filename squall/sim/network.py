@@ -53,10 +53,6 @@ class Link:
         self.demand = 0  # what they would take if each were alone; a link with enough for that slows nobody down
         self.series: list[tuple[Nanos, int]] = []
 
-    def settle(self, now: Nanos) -> None:
-        self.moved += self.rate * (now - self.at)
-        self.at = now
-
 
 class Flow:
     """See `Network.start`. Amounts in nanobytes.
@@ -289,22 +285,35 @@ class Network:
         for link in flow.path:
             link.flows[flow] = None
             link.demand += flow.narrowest
-        self._share(self._concerned((flow,)))
+        if flow.tied or is_narrow(flow.path):
+            self._share(self._concerned((flow,)))
+            return
+        flow.rate = flow.narrowest  # what most flows of a calm network get, at the least cost
+        self._add_rate(flow.path, flow.rate)
+        self._schedule(flow)
+        for follower in flow.followers:
+            self._schedule(follower)
 
     def _close(self, flow: Flow) -> int:
         """It leaves the network; returns the nanobytes that it has moved, of which none is more than it had."""
         flow.settle(self._now)
         beyond = max(flow.moved - flow.targets[-1], 0)  # ends are whole nanoseconds: of the last one a part is not needed
         flow.moved -= beyond
-        concerned = self._concerned((flow,)) if flow.started else {}
+        concerned: dict[Flow, None] = {}
         if flow.upstream is not None:
             flow.upstream.followers.remove(flow)
         if flow.started:
+            if flow.followers or is_narrow(flow.path):
+                concerned = self._concerned((flow,))
+                del concerned[flow]
+            self._add_rate(flow.path, -flow.rate)
             for link in flow.path:
                 del link.flows[flow]
                 link.demand -= flow.narrowest
-                self._add_rate(link, -flow.rate)
                 link.moved -= beyond
+        flow.due = None
+        flow.rate = 0
+        del self._flows[flow.id]
         for follower in flow.followers:
             follower.upstream = None
             follower.tied = False
@@ -312,11 +321,8 @@ class Network:
                 self._open(follower)  # the upstream had less than a chunk
             elif follower not in concerned:
                 self._schedule(follower)
-        concerned.pop(flow, None)
-        flow.due = None
-        flow.rate = 0
-        del self._flows[flow.id]
-        self._share(self._concerned(concerned))
+        if concerned:
+            self._share(self._concerned(concerned))
         return flow.moved
 
     # -- shares
@@ -347,8 +353,7 @@ class Network:
         for flow, rate in rates.items():
             if rate != flow.rate:
                 flow.settle(self._now)
-                for link in flow.path:
-                    self._add_rate(link, rate - flow.rate)
+                self._add_rate(flow.path, rate - flow.rate)
                 flow.rate = rate
         for flow in rates:
             if flow.tied and flow.upstream is not None and flow.rate < flow.upstream.rate:
@@ -358,15 +363,25 @@ class Network:
                 if follower not in rates:
                     self._schedule(follower)
 
-    def _add_rate(self, link: Link, rate: int) -> None:
+    def _add_rate(self, path: tuple[Link, ...], rate: int) -> None:
         now = self._now
-        link.settle(now)
-        link.rate += rate
+        for link in path:
+            link.moved += link.rate * (now - link.at)
+            link.at = now
+            link.rate += rate
         if self._record:
-            if link.series and link.series[-1][0] == now:
-                link.series[-1] = (now, link.rate)
-            else:
+            for link in path:
+                if link.series and link.series[-1][0] == now:
+                    link.series.pop()
                 link.series.append((now, link.rate))
+
+
+def is_narrow(path: tuple[Link, ...]) -> bool:
+    """Whether one of the links cannot give all its flows what they would take alone."""
+    for link in path:  # noqa: SIM110 - a loop is faster than a generator, and this is asked for every flow
+        if link.demand > link.bandwidth:
+            return True
+    return False
 
 
 def fair_rates(flows: Iterable[Flow]) -> dict[Flow, int]:
@@ -376,10 +391,9 @@ def fair_rates(flows: Iterable[Flow]) -> dict[Flow, int]:
     """
     growing = dict.fromkeys(flows)
     rates: dict[Flow, int] = {}
-    if len(growing) == 1:
+    if len(growing) == 1:  # nobody to share with
         [flow] = growing
-        if flow.upstream is None or not flow.tied:
-            return {flow: flow.narrowest if flow.started else 0}
+        return {flow: flow.narrowest}
     left: dict[Link, int] = {}
     sharing: dict[Link, int] = {}
     for flow in growing:
