@@ -26,6 +26,7 @@ HOT = (
     "squall/perf/prices",
     "squall/perf/progressions",
     "squall/sim/driver",
+    "squall/sim/network",
     "squall/sim/world",
 )
 """What every event passes. The policies are not among them: they are `Struct`s."""
