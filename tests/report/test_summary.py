@@ -125,3 +125,51 @@ def test_a_summary_has_the_promised_keys() -> None:
     found = msgspec.to_builtins(summary(row(0, tokens=2)))
     assert set(promised.split()) <= set(found)
     assert set(found["ttft_s"]) == {"mean", "p50", "p90", "p95", "p99", "max"}
+
+
+def quantile(metric: str, slo: Slo, *rows: RequestRow, gaps: Gaps | None = None) -> tuple[float | None, bool]:
+    [found] = summary(*rows, slo=slo, gaps=gaps).slo_quantiles
+    assert found.name == metric
+    return found.reached_s, found.met
+
+
+def test_a_promised_quantile_is_kept_by_that_share_of_all_requests() -> None:
+    ten = [row(i, ttft=(i + 1) * SECOND) for i in range(10)]
+    assert quantile("ttft_p90_s", Slo(ttft_p90_s=9.0), *ten) == (9.0, True)
+    assert quantile("ttft_p90_s", Slo(ttft_p90_s=8.99), *ten) == (9.0, False)
+    assert quantile("ttft_p99_s", Slo(ttft_p99_s=9.99), *ten) == (10.0, False)
+    assert quantile("queue_p50_s", Slo(queue_p50_s=1.25), *ten) == (1.25, True)
+    assert quantile("e2e_p50_s", Slo(e2e_p50_s=5.0), *ten) == (5.0, True)
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.REJECTED, Outcome.UNFINISHED, Outcome.CANCELLED])
+def test_who_never_got_there_is_beyond_any_quantile(outcome: Outcome) -> None:
+    never = RequestRow(1, 0, num_prompt_tokens=10, outcome=outcome)
+    assert quantile("ttft_p50_s", Slo(ttft_p50_s=1.0), row(0), never) == (1.0, True)
+    assert quantile("ttft_p90_s", Slo(ttft_p90_s=100.0), row(0), never) == (None, False)
+    assert quantile("e2e_p90_s", Slo(e2e_p90_s=100.0), row(0), row(1, outcome)) == (None, False)
+
+
+def test_quantiles_of_gaps_pool_them_and_one_token_keeps_any_tpot() -> None:
+    gaps = Gaps()
+    gaps.add_run(weight=98, count=1, first=16 * MILLISECOND, increment=0)
+    gaps.add(3 * MILLISECOND, weight=2)
+    assert quantile("tbt_p90_s", Slo(tbt_p90_s=0.001), row(0, tokens=3), gaps=gaps) == (0.001, True)
+    assert quantile("tbt_p99_s", Slo(tbt_p99_s=0.001), row(0, tokens=3), gaps=gaps) == (0.003, False)
+    slow = row(1, tpot=SECOND, tokens=3)
+    assert quantile("tpot_p50_s", Slo(tpot_p50_s=0.1), row(0), slow) == (0.0, True)
+    assert quantile("tpot_p99_s", Slo(tpot_p99_s=0.1), row(0), slow) == (1.0, False)
+
+
+def test_a_service_keeps_its_word_when_it_keeps_all_of_it() -> None:
+    rows = [row(0), row(1), row(2, ttft=3 * SECOND)]
+    assert summary(*rows).slo_met is None
+    assert summary(*rows, slo=Slo(ttft_s=1.0, attainment=0.6)).slo_met is True
+    assert summary(*rows, slo=Slo(ttft_s=1.0, attainment=0.7)).slo_met is False
+    assert summary(*rows, slo=Slo(ttft_s=1.0, attainment=0.6, ttft_p99_s=2.0)).slo_met is False
+    assert summary(slo=Slo(ttft_s=1.0)).slo_met is None
+
+
+def test_goodput_needs_a_promise_to_a_request() -> None:
+    only_quantiles = summary(row(0), slo=Slo(ttft_p90_s=2.0))
+    assert (only_quantiles.slo_attainment, only_quantiles.goodput_rps, only_quantiles.slo_met) == (None, None, True)
