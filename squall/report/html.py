@@ -62,6 +62,7 @@ def page(run: StoredRun) -> str:
             levels(lives),
         ),
     ]
+    charts += over_time(run)
     return _PAGE.substitute(
         title=html.escape(f"squall: {run.path.resolve().name}"),
         world=html.escape(run.summary.world.capitalize()),
@@ -74,6 +75,42 @@ def page(run: StoredRun) -> str:
         data=msgspec.json.encode(charts).decode().replace("</", "<\\/"),
         plotly=(resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8"),
     )
+
+
+def over_time(run: StoredRun) -> list[dict[str, Any]]:
+    """Charts of the engines over time, where the run was asked for a series of them."""
+    frame = run.series()
+    if frame is None:
+        return []
+    x = frame["at_s"].to_numpy()
+    charts = []
+    for title, y, columns in _SERIES:
+        traces = [
+            _line(name, colour, x, frame[column].to_numpy(), steps=True)
+            for (column, name), colour in zip(columns, (BLUE, ORANGE, GREEN, INK), strict=False)
+            if column in frame.columns and frame[column].max()
+        ]
+        if traces:
+            charts.append(_chart(title, "seconds since the start", y, traces))
+    return charts
+
+
+_SERIES = (
+    (
+        "Tokens per second computed, of prompts and of answers", "tokens/s",
+        (("prefill_tokens_per_s", "prefill"), ("decode_tokens_per_s", "decode")),
+    ),
+    ("Share of the time that stages are busy, and of the KV blocks held", "share", (("busy_share", "busy"), ("kv_share", "KV"))),
+    (
+        "Replicas by phase", "replicas",
+        (
+            ("replicas_ready", "ready"), ("replicas_loading", "loading"), ("replicas_draining", "draining"),
+            ("replicas_failed", "failed"),
+        ),
+    ),
+    ("Requests that broke their promise, per bin", "requests", (("slo_violations", "violations"),)),
+)  # fmt: skip
+"""Title, unit and columns of each chart of a series."""
 
 
 def latencies(run: StoredRun, lives: Lives) -> list[Trace]:
@@ -191,7 +228,24 @@ def _numbers(run: StoredRun) -> str:
     units = {"SLO attainment": html.escape(_objectives(run.config))}
     plain = [(name, units.get(name, unit), getattr(run.summary, key)) for name, unit, key in METRICS]
     shown = [(name, unit, value) for name, unit, value in plain if value is not None and not isinstance(value, Distribution)]
+    shown += _detail(run.summary)
     return "\n".join(f"<tr><td>{name}</td><td>{written(value)}</td><td>{unit}</td></tr>" for name, unit, value in shown)
+
+
+def _detail(summary: Summary) -> list[tuple[str, str, float]]:
+    """Of an observed run: what its engines came to."""
+    rows: list[tuple[str, str, float | None]] = [("energy", "J", summary.energy_j)]
+    if (seen := summary.detail) is not None:
+        rows += [("busy", "of the time held", seen.busy.mean), ("KV blocks held", "of the pool, mean", seen.kv.mean)]
+        rows += [("KV blocks held", "of the pool, most", seen.kv.max)]
+        if seen.batch_size is not None:
+            rows.append(("requests a step", "mean", seen.batch_size.mean))
+        if seen.mfu is not None:
+            rows.append(("MFU", "of the time held", seen.mfu.mean))
+    rows += [
+        (f"{quantile.name}", f"≤ {quantile.promised_s:g} s promised", quantile.reached_s) for quantile in summary.slo_quantiles
+    ]
+    return [(name, unit, value) for name, unit, value in rows if value is not None]
 
 
 def _objectives(config: str) -> str:

@@ -3,16 +3,22 @@
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from squall.config import Config, Run, Slo
 from squall.core.metrics import Outcome, RequestRow
-from squall.core.types import SECOND
+from squall.core.types import MILLISECOND, SECOND
 from squall.report.html import levels, page, rates, tokens, write_report
-from squall.report.run import StoredRun
+from squall.report.run import StoredRun, read_run, write_run
 from squall.report.summary import Lives
+from squall.sim.linear import Linear
+from squall.sim.observe import Observer, watched
+from squall.sim.run import simulate
+from squall.workload.spec import OfferedRequest
 
 Stored = Callable[..., StoredRun]
 
@@ -86,3 +92,21 @@ def test_a_rejected_request_never_waits_and_an_unfinished_one_waits_to_the_end()
 def test_an_empty_run_has_a_report_too(stored: Stored, num_requests: int) -> None:
     charts = charts_of(page(stored(num_requests=num_requests)))
     assert len(charts) == 4
+
+
+def test_a_series_of_the_engines_is_drawn_and_their_numbers_are_told(tmp_path: Path) -> None:
+    latency = Linear(fixed=16 * MILLISECOND)
+    observer = Observer(latency, 16)
+    log, created = watched([observer])
+    requests = [OfferedRequest(i, i * MILLISECOND, 12, 7) for i in range(4)]
+    record = simulate(Config(), requests, latency, 12, log=log, created=created)
+    record.observed = observer.observed
+    write_run(tmp_path / "run", record, Config(run=Run(series_s=0.001), slo=Slo(ttft_s=0.0001, ttft_p90_s=2.0)), None)
+    text = page(read_run(tmp_path / "run"))
+    charts = {chart["layout"]["title"]["text"]: [trace["name"] for trace in chart["data"]] for chart in charts_of(text)}
+    assert charts["Tokens per second computed, of prompts and of answers"] == ["prefill", "decode"]
+    assert charts["Share of the time that stages are busy, and of the KV blocks held"] == ["busy", "KV"]
+    assert charts["Replicas by phase"] == ["ready"]
+    assert charts["Requests that broke their promise, per bin"] == ["violations"]
+    assert "<td>requests a step</td>" in text
+    assert "<td>ttft_p90_s</td>" in text
