@@ -11,7 +11,7 @@ from squall.perf.hardware import Gpu
 from squall.perf.model import ModelSpec
 from squall.perf.tables.aiconfigurator import of_system, read_aiconfigurator
 from squall.perf.tables.forest import ForestCurve
-from squall.perf.tables.installed import installed_tables
+from squall.perf.tables.installed import installed_source, installed_tables
 from squall.perf.tables.llmservingsim import read_llmservingsim
 from squall.perf.tables.profile import OperatorProfile, load
 from squall.perf.tables.reading import tables_in
@@ -26,6 +26,8 @@ def measured_source(
 
     Raises ProfileError where there is none, or where it was measured for something else.
     """
+    if path is None and not forest:
+        return installed_source(gpu, engine)
     profile = installed_tables(gpu, engine) if path is None else load(path)
     profile.check(str(path or "the installed tables"), gpu, tp, block_size)
     return profile.source(ForestCurve, "forest") if forest else profile.source()

@@ -11,6 +11,7 @@ from squall.errors import ProfileError
 from squall.perf.hardware import Gpu
 from squall.perf.tables.aiconfigurator import SYSTEMS, read_aiconfigurator
 from squall.perf.tables.profile import OperatorProfile
+from squall.perf.tables.source import FastestProducts, TableSource
 
 PACKAGE = "aiconfigurator-core"
 ENGINES = ("vllm", "sglang", "trtllm")
@@ -44,6 +45,18 @@ def installed_tables(gpu: Gpu, engine: str = "vllm") -> OperatorProfile:
     if not files:
         raise ProfileError(f"{PACKAGE} has no tables of {engine} on {gpu.name}; it has {', '.join(_engines(root / system))}")
     return read_aiconfigurator(files, gpu, engine, f"{PACKAGE} {distribution(PACKAGE).version}, {system}")
+
+
+def installed_source(gpu: Gpu, engine: str = "vllm") -> TableSource:
+    """The installed tables of an engine, with the fastest engine's matrix products. Raises as `installed_tables`."""
+    own = installed_tables(gpu, engine).source()
+    root = installed_root()
+    others = []
+    for other in ENGINES:
+        files = _newest(root / SYSTEMS[gpu.name] / "gemm" / other) if root is not None and other != engine else []
+        if files:
+            others.append(read_aiconfigurator(files, gpu, other).source().tables["gemm"])
+    return FastestProducts(own, others)
 
 
 def _newest(folder: Path) -> list[Path]:

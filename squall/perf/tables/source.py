@@ -3,7 +3,7 @@
 Whatever no row speaks of is answered by None, so that the next source is asked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import sqrt
 
 from squall.perf.operators import AttentionShape, Estimate
@@ -119,3 +119,25 @@ class TableSource:
         kind = (shape.head_dim, window, cache, dtype)
         curve = table.near(kind, _ALIKE)
         return None if curve is None else (table, curve, kind)
+
+
+class FastestProducts(TableSource):
+    """One engine's tables, with the fastest engine's matrix products.
+
+    Engines call the same few libraries, and bring inputs to 8 or 4 bits in the kernel before. A table whose products do that by
+    themselves, or miss the best kernel, says more than the engine takes: on a B200 by half, where the engines differ by twice.
+
+    Args:
+        others: the matrix products of other engines on the same GPU.
+    """
+
+    def __init__(self, own: TableSource, others: Sequence[OperatorTable]) -> None:
+        super().__init__(own.name, own.tables)
+        self._others = tuple(others)
+
+    def gemm(self, tokens: int, rows: int, columns: int, dtype: str) -> Estimate | None:
+        """See `OperatorSource.gemm`."""
+        kind = (_SIXTEEN_BITS.get(dtype, dtype),)
+        asked = (super().gemm(tokens, rows, columns, dtype), *(o.estimate(kind, (rows, columns, tokens)) for o in self._others))
+        known = [estimate for estimate in asked if estimate is not None]
+        return min(known, key=lambda estimate: estimate.seconds, default=None)
