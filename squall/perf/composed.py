@@ -21,9 +21,6 @@ from squall.perf.operators import AttentionShape, Estimate, OperatorSource, Prov
 from squall.perf.prices import CurvePrices
 from squall.perf.speculation import Speculation, SpeculativePrices
 
-LONGEST = 1 << 17
-"""Contexts up to this, or the model's longest, have knots; beyond, prices go on as before."""
-
 OVERHEAD = 0.8
 """Spread of the terms that no kernel shows: overhead of a step, launching kernels, waiting for each other."""
 
@@ -86,7 +83,7 @@ class Composed:
         self.num_stages = layout.pp
         self.terms = Terms(efficiency, layout, overhead_s, launch_s)
         self._cut = stages(model, layout)
-        longest = max(LONGEST, model.max_position)
+        longest = model.max_position
         ask = self.sources
         self.curves = StageCurves(self._cut, ask, self.terms, longest, handing_on=True)
         parts = [StageCurves([stage], ask, self.terms, longest, not layout.overlap_send, index == 0)

@@ -91,6 +91,12 @@ def _pair(seconds: tuple[float, float]) -> tuple[int, int]:
 
 # -- prices that bend
 
+_FAR = 1 << 62
+"""Beyond every context."""
+
+_Stretch = tuple[int, int, int, int, int]
+"""Contexts from and to, the price at the first and its rise a step (attention alone), and units beside attention."""
+
 
 class Curves(Protocol):
     """What each kind of work in a step costs, in seconds. No price falls when there is more work."""
@@ -120,18 +126,17 @@ class Ramp:
         knots: amounts, ascending from 0.
         seconds: the price at each; what falls is taken to stay.
         stride: at least 1.
-        fixed: units in every price.
     """
 
-    def __init__(self, knots: Sequence[int], seconds: Sequence[float], stride: int, fixed: int) -> None:
+    def __init__(self, knots: Sequence[int], seconds: Sequence[float], stride: int) -> None:
         self.stride = stride
         self.knots = list(knots[:-1])
         self.bases: list[int] = []
         self.rises: list[int] = []
-        base = fixed + units(seconds[0])
+        base = units(seconds[0])
         for index, knot in enumerate(self.knots):
             width = knots[index + 1] - knot
-            rise = max(0, round((fixed + seconds[index + 1] * UNITS_PER_SECOND - base) * stride / width))
+            rise = max(0, round((seconds[index + 1] * UNITS_PER_SECOND - base) * stride / width))
             self.bases.append(base)
             self.rises.append(rise)
             base += rise * width // stride
@@ -157,24 +162,24 @@ class CurvePrices:
             lambda tokens: max(UNITS_PER_NANO, units(curves.tokens_s(tokens))) if tokens else 0
         )
         self._logits: Callable[[int], int] = cache(lambda rows: units(curves.logits_s(rows)) if rows else 0)
-        self._steps: Callable[[int], Ramp] = cache(lambda batch: self._decodes(batch, self.decode_units(batch)))
-        self._decode: Callable[[int], Ramp] = cache(lambda batch: self._decodes(batch, 0))
+        self._decode: Callable[[int], Ramp] = cache(self._decodes)
         self._chunk: Callable[[int], Ramp] = cache(self._prefill)
+        self._recent: dict[int, _Stretch] = {}  # by the number of decodes: where their context was last
 
     def run(self, shape: BatchShape, steps: int) -> list[Progression]:
         """See `LatencyModel.run`. A progression for each stretch between bends."""
         decodes = shape.num_decodes
         chunks = shape.chunks
         if chunks:
-            return self._mixed(shape, steps)
-        ramp = self._steps(decodes)
+            return self._mixed(decodes, shape.decode_context, chunks, steps)
         context = shape.decode_context
-        knots = ramp.knots
-        after = bisect_right(knots, context)
-        if after < len(knots) and context + (steps - 1) * decodes >= knots[after]:
-            return _stretches(0, [(ramp, context)], steps)
-        rise = ramp.rises[after - 1]
-        return [Progression(steps, ramp.bases[after - 1] + rise * (context - knots[after - 1]) // decodes, rise)]
+        stretch = self._recent.get(decodes)
+        if stretch is None or not stretch[0] <= context < stretch[1]:
+            stretch = self._stretch(decodes, context)
+        low, high, base, rise, fixed = stretch
+        if context + (steps - 1) * decodes >= high:
+            return _stretches(fixed, [(self._decode(decodes), context)], steps)
+        return [Progression(steps, fixed + base + rise * (context - low) // decodes, rise)]
 
     def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
         """See `LatencyModel.stages`."""
@@ -188,43 +193,62 @@ class CurvePrices:
         """What a step of `batch` decodes and chunks of `tokens` tokens costs beside attention; `rows` of them are last ones."""
         return self._tokens(batch + tokens) + self._logits(batch + rows)
 
-    def _mixed(self, shape: BatchShape, steps: int) -> list[Progression]:
-        decodes = shape.num_decodes
-        chunks = shape.chunks
-        tokens = rows = 0
-        for chunk in chunks:
-            tokens += chunk.num_tokens
-            rows += chunk.last
-        fixed = self.mixed_units(decodes, tokens, rows)
-        if steps == 1:
-            fixed += self._chunks(chunks)
-            if decodes:
-                fixed += self._decode(decodes).at(shape.decode_context)
-            return [Progression(1, fixed, 0)]
-        climbs = [(self._chunk(tokens), chunks[0].offset)]
-        if decodes:
-            climbs.append((self._decode(decodes), shape.decode_context))
-        return _stretches(fixed, climbs, steps)
-
-    def _chunks(self, chunks: Sequence[Chunk]) -> int:
+    def _mixed(self, decodes: int, context: int, chunks: Sequence[Chunk], steps: int) -> list[Progression]:
         if len(chunks) == 1:
-            return self._chunk(chunks[0].num_tokens).at(chunks[0].offset)
-        squares = before = most = 0
+            chunk = chunks[0]
+            tokens = chunk.num_tokens
+            price = self.mixed_units(decodes, tokens, 1 if chunk.last else 0)
+            if steps > 1:  # the one chunk's offset advances by its length
+                climbs = [(self._chunk(tokens), chunk.offset)]
+                if decodes:
+                    climbs.append((self._decode(decodes), context))
+                return _stretches(price, climbs, steps)
+            offset = chunk.offset
+            ramp = self._chunk(tokens)
+            price += ramp.at(offset) if offset else ramp.bases[0]
+        else:
+            price = self._several(decodes, chunks)
+        if decodes:
+            stretch = self._recent.get(decodes)
+            if stretch is None or not stretch[0] <= context < stretch[1]:
+                stretch = self._stretch(decodes, context)
+            price += stretch[2] + stretch[3] * (context - stretch[0]) // decodes
+        return [Progression(1, price, 0)]
+
+    def _several(self, decodes: int, chunks: Sequence[Chunk]) -> int:
+        """A step of several chunks, without the attention of its decodes."""
+        tokens = rows = squares = before = most = 0
         for chunk in chunks:
             length = chunk.num_tokens
+            tokens += length
+            rows += chunk.last
             squares += length * length
             before += length * chunk.offset
-            most = max(most, self._chunk(length).at(chunk.offset))
+            offset = chunk.offset
+            ramp = self._chunk(length)
+            alone = ramp.at(offset) if offset else ramp.bases[0]
+            if alone > most:
+                most = alone
         length = max(1, (isqrt(4 * squares) + 1) // 2)
-        return max(most, self._chunk(length).at(before // length))
+        return self.mixed_units(decodes, tokens, rows) + max(most, self._chunk(length).at(before // length))
 
-    def _decodes(self, batch: int, fixed: int) -> Ramp:
+    def _stretch(self, decodes: int, context: int) -> _Stretch:
+        """Where the context of so many decodes is, from now on the first place to look."""
+        ramp = self._decode(decodes)
+        knots = ramp.knots
+        after = bisect_right(knots, context)
+        high = knots[after] if after < len(knots) else _FAR
+        stretch = (knots[after - 1], high, ramp.bases[after - 1], ramp.rises[after - 1], self.decode_units(decodes))
+        self._recent[decodes] = stretch
+        return stretch
+
+    def _decodes(self, batch: int) -> Ramp:
         contexts, seconds = self._curves.decode_s(batch)
-        return Ramp([batch * context for context in contexts], seconds, batch, fixed)
+        return Ramp([batch * context for context in contexts], seconds, batch)
 
     def _prefill(self, chunk: int) -> Ramp:
         before, seconds = self._curves.prefill_s(chunk)
-        return Ramp(before, seconds, chunk, 0)
+        return Ramp(before, seconds, chunk)
 
 
 def _stretches(fixed: int, climbs: Sequence[tuple[Ramp, int]], steps: int) -> list[Progression]:
