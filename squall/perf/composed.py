@@ -19,7 +19,7 @@ from squall.perf.latency import UNITS_PER_NANO, BatchShape, Progression
 from squall.perf.model import ModelSpec
 from squall.perf.operators import AttentionShape, Estimate, OperatorSource, Provenance
 from squall.perf.prices import CurvePrices
-from squall.perf.speculation import Speculation, SpeculativePrices
+from squall.perf.speculation import Speculation, speculative_prices
 
 OVERHEAD = 0.8
 """Spread of the terms that no kernel shows: overhead of a step, launching kernels, waiting for each other."""
@@ -92,7 +92,7 @@ class Composed:
         self._whole = CurvePrices(self.source, self.curves)
         if speculation is not None:
             drafting = draft.curves if draft is not None else None
-            self._whole = SpeculativePrices(self.source, self.curves, speculation, drafting)
+            self._whole = speculative_prices(self.source, self.curves, speculation, drafting)
         self._parts = [self._whole] if layout.pp == 1 else [CurvePrices(self.source, part) for part in parts]
 
     def run(self, shape: BatchShape, steps: int) -> list[Progression]:

@@ -147,21 +147,30 @@ class Ramp:
         return self.bases[index] + self.rises[index] * (amount - self.knots[index]) // self.stride
 
 
+Beside = Callable[[int, int, int], int]
+"""(decodes, tokens of chunks, chunks that are the last ones of their prompts) to units: what a step costs beside attention."""
+
+
+def beside_attention(curves: Curves) -> Beside:
+    """The step itself with what every token passes, and the logits; each worked out once a size."""
+    passing: Callable[[int], int] = cache(lambda tokens: max(UNITS_PER_NANO, units(curves.tokens_s(tokens))))
+    logits: Callable[[int], int] = cache(lambda rows: units(curves.logits_s(rows)) if rows else 0)
+    return lambda decodes, tokens, last: passing(decodes + tokens) + logits(decodes + last)
+
+
 class CurvePrices:
     """A `LatencyModel` with one stage, made of curves; each is read once a size.
 
     Several chunks in a step cost what one of an equivalent length does: the root of the sum of their squares, with as many pairs
-    of tokens (Agrawal et al., Vidur, 2024); but no less than the most expensive of them alone.
+    of tokens (Agrawal et al., Vidur, 2024); but no less than the most expensive of them alone. `beside` replaces
+    `beside_attention`.
     """
 
-    def __init__(self, source: str, curves: Curves) -> None:
+    def __init__(self, source: str, curves: Curves, beside: Beside | None = None) -> None:
         self.source = source
         self.num_stages = 1
         self._curves = curves
-        self._tokens: Callable[[int], int] = cache(
-            lambda tokens: max(UNITS_PER_NANO, units(curves.tokens_s(tokens))) if tokens else 0
-        )
-        self._logits: Callable[[int], int] = cache(lambda rows: units(curves.logits_s(rows)) if rows else 0)
+        self._beside: Beside = beside_attention(curves) if beside is None else beside
         self._decode: Callable[[int], Ramp] = cache(self._decodes)
         self._chunk: Callable[[int], Ramp] = cache(self._prefill)
         self._recent: dict[int, _Stretch] = {}  # by the number of decodes: where their context was last
@@ -185,19 +194,11 @@ class CurvePrices:
         """See `LatencyModel.stages`."""
         return only_stage(self.run(shape, 1))
 
-    def decode_units(self, batch: int) -> int:
-        """What a step of decodes alone costs beside attention."""
-        return self._tokens(batch) + self._logits(batch)
-
-    def mixed_units(self, batch: int, tokens: int, rows: int) -> int:
-        """What a step of `batch` decodes and chunks of `tokens` tokens costs beside attention; `rows` of them are last ones."""
-        return self._tokens(batch + tokens) + self._logits(batch + rows)
-
     def _mixed(self, decodes: int, context: int, chunks: Sequence[Chunk], steps: int) -> list[Progression]:
         if len(chunks) == 1:
             chunk = chunks[0]
             tokens = chunk.num_tokens
-            price = self.mixed_units(decodes, tokens, 1 if chunk.last else 0)
+            price = self._beside(decodes, tokens, 1 if chunk.last else 0)
             if steps > 1:  # the one chunk's offset advances by its length
                 climbs = [(self._chunk(tokens), chunk.offset)]
                 if decodes:
@@ -230,7 +231,7 @@ class CurvePrices:
             if alone > most:
                 most = alone
         length = max(1, (isqrt(4 * squares) + 1) // 2)
-        return self.mixed_units(decodes, tokens, rows) + max(most, self._chunk(length).at(before // length))
+        return self._beside(decodes, tokens, rows) + max(most, self._chunk(length).at(before // length))
 
     def _stretch(self, decodes: int, context: int) -> _Stretch:
         """Where the context of so many decodes is, from now on the first place to look."""
@@ -238,7 +239,7 @@ class CurvePrices:
         knots = ramp.knots
         after = bisect_right(knots, context)
         high = knots[after] if after < len(knots) else _FAR
-        stretch = (knots[after - 1], high, ramp.bases[after - 1], ramp.rises[after - 1], self.decode_units(decodes))
+        stretch = (knots[after - 1], high, ramp.bases[after - 1], ramp.rises[after - 1], self._beside(decodes, 0, 0))
         self._recent[decodes] = stretch
         return stretch
 

@@ -7,11 +7,13 @@ while real gaps come in bursts, and memory for a draft model's weights and cache
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cache
 
 from msgspec import Struct
 
 from squall.errors import ConfigError
-from squall.perf.prices import CurvePrices, Curves, units
+from squall.perf.latency import UNITS_PER_NANO
+from squall.perf.prices import Beside, CurvePrices, Curves, units
 
 
 class Speculation(Struct, frozen=True):
@@ -34,34 +36,42 @@ class Speculation(Struct, frozen=True):
         return k + 1.0 if a == 1 else float((1 - a ** (k + 1)) / (1 - a))
 
 
-class SpeculativePrices(CurvePrices):
+def speculative_prices(source: str, curves: Curves, speculation: Speculation, draft: Curves | None) -> CurvePrices:
     """Prices of steps that decode one token a request on average.
 
     Args:
         curves: of the model.
         draft: of the draft model, which drafts one token after the other; None where drafting is free (look-ups in the prompt).
     """
+    amortised = _Amortised(curves, speculation, draft)
+    return CurvePrices(source, amortised, _beside(curves, speculation, draft))
 
-    def __init__(self, source: str, curves: Curves, speculation: Speculation, draft: Curves | None) -> None:
-        super().__init__(source, _Amortised(curves, speculation, draft))
-        self._speculation = speculation
-        self._draft = draft
 
-    def decode_units(self, batch: int) -> int:
-        """See `CurvePrices.decode_units`."""
-        return self.mixed_units(batch, 0, 0)
+def _beside(curves: Curves, speculation: Speculation, draft: Curves | None) -> Beside:
+    """Chunks are computed once; the decodes pay their part of what they add to the step."""
+    drafts, share = speculation.draft_tokens, speculation.tokens_per_step
 
-    def mixed_units(self, batch: int, tokens: int, rows: int) -> int:
-        """See `CurvePrices.mixed_units`. Chunks are computed once; the decodes pay their part of what is added to the step."""
-        plain = self._tokens(tokens) + self._logits(rows)
-        if not batch:
-            return plain
-        checked = batch * (self._speculation.draft_tokens + 1)
-        added = self._tokens(tokens + checked) + self._logits(rows + checked) - plain
-        if self._draft is not None:
-            drafted = self._draft.tokens_s(batch) + self._draft.logits_s(batch)
-            added += self._speculation.draft_tokens * units(drafted)
-        return plain + max(1, round(added / self._speculation.tokens_per_step))
+    @cache
+    def passing(tokens: int) -> float:
+        return curves.tokens_s(tokens) if tokens else 0.0
+
+    @cache
+    def logits(rows: int) -> float:
+        return curves.logits_s(rows) if rows else 0.0
+
+    @cache
+    def drafting(decodes: int) -> float:
+        return drafts * (draft.tokens_s(decodes) + draft.logits_s(decodes)) if draft is not None else 0.0
+
+    def price(decodes: int, tokens: int, last: int) -> int:
+        plain = passing(tokens) + logits(last)
+        if decodes:
+            checked = decodes * (drafts + 1)
+            added = passing(tokens + checked) + logits(last + checked) - plain
+            plain += (added + drafting(decodes)) / share
+        return max(UNITS_PER_NANO, units(plain))
+
+    return price
 
 
 class _Amortised:

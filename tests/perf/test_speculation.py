@@ -5,7 +5,7 @@ import pytest
 from squall.core.actions import Chunk, RunSteps
 from squall.errors import ConfigError
 from squall.perf.prices import CurvePrices
-from squall.perf.speculation import Speculation, SpeculativePrices
+from squall.perf.speculation import Speculation, speculative_prices
 
 
 class Curves:
@@ -40,30 +40,30 @@ def test_expected_tokens_of_a_step() -> None:
 
 
 def test_a_token_bears_its_share_of_the_step_that_checks_four() -> None:
-    prices = SpeculativePrices("test", Curves(), Speculation(3, 0.5), None)
+    prices = speculative_prices("test", Curves(), Speculation(3, 0.5), None)
     whole = 2 * 4 * (1000 + 100) + 400  # eight tokens and rows are checked; the cache is read once
     assert nanos(prices, 2, 400) == pytest.approx(whole / 1.875, rel=1e-3)
 
 
 def test_a_draft_model_runs_once_for_each_token_it_drafts() -> None:
-    prices = SpeculativePrices("test", Curves(), Speculation(3, 0.5), Curves(0.1))
+    prices = speculative_prices("test", Curves(), Speculation(3, 0.5), Curves(0.1))
     drafted = 3 * 0.1 * (2 * (1000 + 100) + 400)
     assert nanos(prices, 2, 400) == pytest.approx((2 * 4 * 1100 + 400 + drafted) / 1.875, rel=1e-3)
 
 
 def test_a_chunk_is_computed_once_and_a_step_without_decodes_costs_what_it_did() -> None:
-    plain, speculative = CurvePrices("test", Curves()), SpeculativePrices("test", Curves(), Speculation(3, 0.5), None)
+    plain, speculative = CurvePrices("test", Curves()), speculative_prices("test", Curves(), Speculation(3, 0.5), None)
     assert nanos(speculative, 0, 0, (0, 10)) == nanos(plain, 0, 0, (0, 10))
     assert nanos(speculative, 2, 400, (0, 10)) == pytest.approx(10 * 1000 + (8 * 1100 + 400) / 1.875, rel=1e-3)
 
 
 def test_drafts_that_are_never_accepted_only_cost() -> None:
-    plain, useless = CurvePrices("test", Curves()), SpeculativePrices("test", Curves(), Speculation(4, 0.0), None)
+    plain, useless = CurvePrices("test", Curves()), speculative_prices("test", Curves(), Speculation(4, 0.0), None)
     assert nanos(useless, 8, 800) > 4 * nanos(plain, 8, 800)
 
 
 def test_a_run_costs_what_its_steps_cost() -> None:
-    prices = SpeculativePrices("test", Curves(), Speculation(3, 0.7), Curves(0.1))
+    prices = speculative_prices("test", Curves(), Speculation(3, 0.7), Curves(0.1))
     run = prices.run(RunSteps(0, 9, 3, 2995), 9)
     singles = [prices.run(RunSteps(0, 1, 3, 2995 + 3 * step), 1)[0].first for step in range(9)]
     assert [p.first + step * p.increment for p in run for step in range(p.count)] == singles
