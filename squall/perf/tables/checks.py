@@ -18,8 +18,8 @@ _SAME = 1.5
 _DIP = 3.0
 """A larger size may take less time, by another kernel; not less than a third."""
 _STRAY = 0.02
-"""Of a large table's points so many may break these two rules, and are settled (by the median) or left out: automatic measurements
-have strays."""
+"""Of a large table's points so many may break these two rules, and are settled (by the median) or left out: automatic
+measurements have strays."""
 _BEST = 0.99
 """Where the best rows begin; beyond lie strays."""
 _RATES = {
