@@ -118,7 +118,8 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         at_s: when.
         kind: "replica" (it dies), "node" (it goes, after `notice_s` where that is given: spot reclaim), "link" (the node's
-            network and disks give only `factor` of their rate), "slow" (the replica's steps take 1 / `factor` as long).
+            network and disks give only `factor` of their rate), "slow" (the replica's steps take 1 / `factor` times as long, in
+            whole numbers).
         which: the replica or the node.
         duration_s: until a node comes back, or a link or a replica is as fast as before; for ever when None.
     """

@@ -153,6 +153,7 @@ class Controller:
                 self._undecided = True
             case NodeDown(node, at):
                 self._node_down(node, at)
+                actions += self._redirect(now)
             case NodeUp(node):
                 self._node_up(node)
             case _ if isinstance(event, ABOUT_A_REPLICA):
@@ -280,10 +281,11 @@ class Controller:
             self._fleet.file(member)
         self._count_usable()
         if at <= self.now:
-            self._sources.forget(node)
+            self._sources.node_gone(node)
 
     def _node_up(self, node: int) -> None:
         self._down.pop(node, None)
+        self._sources.node_back(node)
         for member in self._on_node(node):
             left = [self._down[other] for other in self.plan.slots.nodes(member.replica) if other in self._down]
             member.leaves_at = min(left, default=None)

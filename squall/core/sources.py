@@ -33,6 +33,7 @@ class Sources:
         self._policy = policy
         ttl_s: float | None = getattr(policy, "host_ttl_s", None)
         self._host_ttl = None if ttl_s is None else round(ttl_s * SECOND)
+        self._gone: set[int] = set()  # nodes
         self._used: dict[int, Nanos] = dict.fromkeys(plan.weights.on_hosts, 0)
         nodes = (plan.slots.num // plan.slots.per_node + bool(plan.slots.num % plan.slots.per_node)) * plan.slots.nodes_per_slot
         self._on_ssd = frozenset(range(nodes)) if plan.weights.on_ssd else frozenset()
@@ -68,7 +69,7 @@ class Sources:
 
     @property
     def ssd_copies(self) -> frozenset[int]:
-        return self._on_ssd
+        return self._on_ssd - self._gone
 
     @property
     def host_bytes_per_s(self) -> float:
@@ -132,10 +133,13 @@ class Sources:
             before = members[transfer.path[place - 1]]
             gets_them = not before.stopping and before.phase in (Phase.STARTING, Phase.LOADING) and before.source is transfer
             return before.has_weights or (gets_them and self.is_sound(before))
-        return all(
-            place.kind != "gpu" or ((source := members.get(place.id)) is not None and source.has_weights)
-            for place in (transfer.source, *transfer.more_sources)
-        )
+        return all(self._is_there(place) for place in (transfer.source, *transfer.more_sources))
+
+    def _is_there(self, place: Place) -> bool:
+        if place.kind == "gpu":
+            source = self._fleet.members.get(place.id)
+            return source is not None and source.has_weights
+        return place.kind == "store" or place.id not in self._gone
 
     def loaded(self, member: Member, now: Nanos) -> None:
         """The replica has its weights; where they came through its node's DRAM, they are there, too."""
@@ -149,9 +153,13 @@ class Sources:
             if node in self._used:
                 self._used[node] = now
 
-    def forget(self, node: int) -> None:
-        """The node is gone, with its DRAM. (Its disk comes back with it.)"""
+    def node_gone(self, node: int) -> None:
+        """With its DRAM, and its disk for as long."""
         self._used.pop(node, None)
+        self._gone.add(node)
+
+    def node_back(self, node: int) -> None:
+        self._gone.discard(node)
 
     def depends_on(self, replica: ReplicaId) -> bool:
         """Somebody gets weights from the replica now."""

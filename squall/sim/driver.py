@@ -6,11 +6,14 @@ Decides the order of events and nothing else. Knows no policy, no block and no p
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import Final, NamedTuple
+from typing import Final
+
+from msgspec.structs import replace
 
 from squall.core.actions import (
     AnyAction,
     Cut,
+    Decided,
     Forget,
     LoadWeights,
     Preempt,
@@ -21,10 +24,12 @@ from squall.core.actions import (
     StopReplica,
     WarmReplica,
 )  # fmt: skip
-from squall.core.events import AnyEvent, Cancelled, ReplicaStarted, ReplicaStopped, Warmed, WeightsLoaded, Woke
+from squall.core.events import AnyEvent, Cancelled, Submitted, Woke
 from squall.core.machine import Machine
 from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, ReplicaId
+from squall.sim.loading import Loader
 from squall.sim.pipeline import PipelinedEngine
+from squall.sim.slowed import Slowed
 from squall.sim.world import Engine, World
 
 EventLog = Callable[[Nanos, MachineId, AnyEvent, Sequence[AnyAction]], None]
@@ -38,73 +43,68 @@ ARRIVAL: Final = 2  # of requests and cancellations, in the order given
 WAKE: Final = 3
 
 
-class Delays(NamedTuple):
-    """How long the controller's actions take, in nanoseconds. By default the fleet is up at the instant it is wanted."""
-
-    start: Nanos = 0
-    load: Nanos = 0
-    warm: Nanos = 0
-    stop: Nanos = 0
-
-
 class Driver:
     """Runs machines on a virtual clock until nothing is left to happen.
 
     Args:
         machines: by id; ROUTER must be one of them.
         world: what their actions act upon.
-        pools: of each replica, its KV blocks and their size.
-        delays: of the controller's actions.
+        loader: performs the controller's actions.
         log: see EventLog.
         num_stages: pipeline stages of every replica.
+        make: a fresh machine for a replica that starts (again); it is told when. None: only those of `machines` do, once.
 
     Attributes:
         now: the virtual clock.
         num_events: events delivered.
+        scale_ups, scale_downs: replicas added and removed by decisions.
     """
 
     def __init__(
         self,
         machines: Mapping[MachineId, Machine],
         world: World,
-        pools: Mapping[ReplicaId, tuple[int, int]],
-        delays: Delays = Delays(),  # noqa: B008 - frozen
+        loader: Loader,
         log: EventLog | None = None,
         num_stages: int = 1,
+        make: Callable[[ReplicaId, Nanos], Machine] | None = None,
     ) -> None:
         self.now: Nanos = 0
         self.num_events = 0
-        self._machines = machines
+        self.scale_ups = self.scale_downs = 0
+        self._machines = dict(machines)
         self._world = world
-        self._pools = pools
-        self._delays = delays
+        self._loader = loader
         self._log = log
-        pipelined = num_stages > 1
-        self._engines: dict[ReplicaId, Engine] = {
-            replica: PipelinedEngine(world, replica, num_stages) if pipelined else Engine(world, replica) for replica in pools
-        }
+        self._make = make
+        self._num_stages = num_stages
+        self._engines: dict[ReplicaId, Engine] = {id: self._new_engine(id) for id in machines if id >= 0}
         self._heap: list[tuple[Nanos, int, MachineId, int, AnyEvent | None]] = []
         self._messages: deque[tuple[MachineId, AnyEvent]] = deque()
         self._wakes: dict[MachineId, Nanos] = {}
         self._sequence = 0
-        self._held_since: dict[ReplicaId, Nanos] = {}
-        self._held: Nanos = 0
+        self._past_steps = 0  # of engines that are no more
+        self._fresh = set(self._engines)  # replicas whose machine has not been used
+        self._enders: dict[MachineId, Engine | Loader] = {**self._engines, CONTROLLER: loader}
+        loader.push = self._ask_loader
+        loader.lost = self._lose
 
     @property
     def num_steps(self) -> int:
         """Steps done by all engines."""
-        return sum(engine.num_steps for engine in self._engines.values())
+        return self._past_steps + sum(engine.num_steps for engine in self._engines.values())
 
     @property
     def replica_nanos(self) -> Nanos:
         """Time for which replicas were held, over all of them, until now."""
-        return self._held + sum(self.now - since for since in self._held_since.values())
+        return self._loader.replica_nanos(self.now)
 
     def run(self, offered: Iterable[tuple[Nanos, AnyEvent]] = ()) -> None:
         """Deliver the router's `offered` events, ascending in time, and everything that follows from them."""
         for id, machine in self._machines.items():
             if machine.wake_at is not None:
                 self._set_wake(id, machine.wake_at)
+        self._loader.begin()
         self._follow((self.now, WAKE + 1))  # who wants to be woken at 0 comes before the first arrival
         for at, event in offered:
             self._follow((at, ARRIVAL))
@@ -116,18 +116,23 @@ class Driver:
 
     def _follow(self, until: tuple[Nanos, int]) -> None:
         """Deliver all that is due and what follows from it, up to an instant and a priority in it."""
-        heap, messages, machines, engines, wakes, log, released = (
-            self._heap, self._messages, self._machines, self._engines, self._wakes, self._log, self._world.released,
+        heap, messages, machines, engines, enders, wakes, log, released, left = (
+            self._heap, self._messages, self._machines, self._engines, self._enders, self._wakes, self._log,
+            self._world.released, self._world.left,
         )  # fmt: skip
         now = self.now
+        last = until[0] == FOREVER
         event: AnyEvent | None
         while True:
             if messages and not (heap and heap[0][0] == now and heap[0][1] == END):
                 id, event = messages.popleft()
             elif heap and heap[0] < until:
                 at, priority, id, _, event = heappop(heap)
+                if last and id == CONTROLLER and self._is_over():
+                    self.now = now
+                    return
                 if event is None:
-                    event = engines[id].end(at) if priority == END else self._wake(id, at)
+                    event = enders[id].end(at) if priority == END else self._wake(id, at)
                     if event is None:
                         continue
                 now = at
@@ -141,7 +146,10 @@ class Driver:
                 log(now, id, event, actions)
             for action in actions:
                 if type(action) is Send:
-                    messages.append((action.to, action.event))
+                    sent = action.event
+                    if left and type(sent) is Submitted:
+                        sent = self._continued(sent)
+                    messages.append((action.to, sent))
                 elif type(action) is RunSteps:
                     heappush(heap, (engines[id].start(action, now), END, id, action.run, None))
                 else:
@@ -188,19 +196,74 @@ class Driver:
             case Reply(request, rejection):
                 self._world.reject(request, rejection, now)
             case StartReplica(replica):
-                self._held_since[replica] = now
-                self._end_at(now + self._delays.start, ReplicaStarted(replica))
-            case LoadWeights(replica):
-                self._end_at(now + self._delays.load, WeightsLoaded(replica, *self._pools[replica]))
-            case WarmReplica(replica):
-                self._end_at(now + self._delays.warm, Warmed(replica))
-            case StopReplica(replica):
-                self._held += now + self._delays.stop - self._held_since.pop(replica)
-                self._end_at(now + self._delays.stop, ReplicaStopped(replica))
+                self._begin_replica(replica, now)
+                self._loader.perform(action, now)
+            case LoadWeights() | WarmReplica() | StopReplica():
+                self._loader.perform(action, now)
+            case Decided(_, before, after):
+                self.scale_ups += max(0, after - before)
+                self.scale_downs += max(0, before - after)
             case _:
                 raise TypeError(f"the simulated driver cannot perform {type(action).__name__}")
 
-    def _end_at(self, at: Nanos, event: AnyEvent) -> None:
-        """A long action of the controller ends in `event`."""
+    # -- replicas that come and go
+
+    def _ask_loader(self, at: Nanos) -> None:
         self._sequence += 1
-        heappush(self._heap, (at, END, CONTROLLER, self._sequence, event))
+        heappush(self._heap, (at, END, CONTROLLER, self._sequence, None))
+
+    def _begin_replica(self, replica: ReplicaId, now: Nanos) -> None:
+        """A process knows nothing of the one before it: machine and engine are new."""
+        if replica in self._fresh or self._make is None:
+            self._fresh.discard(replica)
+            return
+        if replica in self._engines:
+            self._past_steps += self._engines[replica].num_steps
+        self._machines[replica] = self._make(replica, now)
+        self._engines[replica] = self._enders[replica] = self._new_engine(replica)
+        self._wakes.pop(replica, None)
+
+    def _new_engine(self, replica: ReplicaId) -> Engine:
+        stages = self._num_stages
+        return Engine(self._world, replica) if stages == 1 else PipelinedEngine(self._world, replica, stages)
+
+    def _lose(self, replica: ReplicaId, now: Nanos) -> None:
+        """What its engine had done counts; whatever else is on its way to it is for nobody."""
+        engine = self._engines[replica]
+        engine.lose(now)
+        self._past_steps += engine.num_steps
+        self._machines[replica] = Gone()
+        self._engines[replica] = self._enders[replica] = self._new_engine(replica)
+        self._wakes.pop(replica, None)
+
+    def set_speed(self, replica: ReplicaId, factor: float, now: Nanos) -> None:
+        """Its steps take 1 / `factor` times as long, in whole numbers, from the next boundary on."""
+        engine = self._engines.get(replica)
+        if engine is None:
+            return
+        times = max(1, round(1 / factor))
+        engine.latency = self._world.latency if times == 1 else Slowed(self._world.latency, times)
+        if (ends_at := engine.cut_now(now)) is not None:
+            heappush(self._heap, (ends_at, END, replica, 0, None))
+
+    def _continued(self, event: Submitted) -> Submitted:
+        """A request whose replica died goes on with the tokens that its client has."""
+        left = self._world.left.get(event.request.id)
+        if left is None:
+            return event
+        return Submitted(replace(event.request, num_output_tokens=self._world.outputs[event.request.id] - left))
+
+    def _is_over(self) -> bool:
+        """All requests have ended, and nothing is left to happen but what the controller does about an empty fleet."""
+        router = self._machines[ROUTER]
+        idle = not (getattr(router, "num_queued", 0) or getattr(router, "num_outstanding", 0))
+        return idle and all(id == CONTROLLER for _, _, id, _, _ in self._heap)
+
+
+class Gone:
+    """A replica whose process has died: it hears nothing and does nothing."""
+
+    wake_at: Nanos | None = None
+
+    def handle(self, _event: AnyEvent, _now: Nanos) -> list[AnyAction]:
+        return []

@@ -12,14 +12,15 @@ from heapq import merge
 from squall.config import Config
 from squall.core.controller import Controller
 from squall.core.events import AnyEvent, Cancelled
-from squall.core.fleet_plan import FleetPlan
 from squall.core.machine import Machine
 from squall.core.metrics import RunRecord
 from squall.core.replica import Replica
 from squall.core.router import Router
-from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, RequestId
+from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, ReplicaId, RequestId
 from squall.perf.latency import LatencyModel
-from squall.sim.driver import Delays, Driver, EventLog
+from squall.sim.driver import Driver, EventLog
+from squall.sim.ground import Ground, bare_ground
+from squall.sim.loading import Delays, Loader
 from squall.sim.world import World
 from squall.workload.spec import OfferedRequest
 
@@ -31,7 +32,8 @@ def simulate(
     num_blocks: int,
     *,
     cancellations: Sequence[tuple[Nanos, RequestId]] = (),
-    delays: Delays = Delays(),  # noqa: B008 - frozen
+    delays: Delays | None = None,
+    ground: Ground | None = None,
     max_steps: int = FOREVER,
     log: EventLog | None = None,
     created: Callable[[Nanos, MachineId, Machine], None] | None = None,
@@ -45,7 +47,8 @@ def simulate(
         latency: prices the steps of every replica.
         num_blocks: KV blocks of every replica.
         cancellations: when the clients of which requests go away.
-        delays: of starting, loading, warming and stopping a replica; the fleet is up at 0 by default.
+        delays: of starting, loading, warming and stopping a replica; those of `[startup]` when None, without any for the weights.
+        ground: what the fleet stands on; None is a cluster of which only its size is known, where weights are just there.
         max_steps: the longest run of steps; 1 is the oracle to which any other must be equal.
         log: called after every event.
         created: called with every machine, before its first event.
@@ -56,20 +59,38 @@ def simulate(
     world = World(requests, latency, max_steps)
     if watch is not None:
         log = watch(world)
-    replicas = range(config.fleet.num_initial)
     block_size = config.replica.block_size
-    router = Router(config.route, config.queue.max_requests, config.queue.max_tokens, config.queue.max_retries)
-    machines: dict[MachineId, Machine] = {ROUTER: router, CONTROLLER: Controller(FleetPlan.fixed(len(replicas)), config.scale)}
-    for replica in replicas:
-        machines[replica] = Replica(replica, config.batching, num_blocks, block_size, config.replica.pp)
+    if ground is None:
+        ground = bare_ground(config)
+    plan = ground.plan
+    queue = config.queue
+    router = Router(config.route, queue.max_requests, queue.max_tokens, queue.max_retries, plan.is_elastic)
+    controller = Controller(plan, config.scale, config.load if callable(config.load) else None)
+    controller.traffic = router
+
+    def make(replica: ReplicaId, now: Nanos) -> Machine:
+        machine = Replica(replica, config.batching, num_blocks, block_size, config.replica.pp)
+        if created is not None:
+            created(now, replica, machine)
+        return machine
+
+    machines: dict[MachineId, Machine] = {ROUTER: router, CONTROLLER: controller}
     if created is not None:
         for id, machine in machines.items():
             created(0, id, machine)
-    driver = Driver(machines, world, dict.fromkeys(replicas, (num_blocks, block_size)), delays, log, config.replica.pp)
+    for replica in range(config.fleet.num_initial):
+        machines[replica] = make(replica, 0)
+    faults = ground.faults(config)
+    pools = dict.fromkeys(range(plan.slots.num), (num_blocks, block_size))
+    loader = Loader(pools, ground.delays if delays is None else delays, ground.roads(), faults)
+    driver = Driver(machines, world, loader, log, config.replica.pp, make)
+    if faults is not None:
+        faults.set_speed = driver.set_speed
     driver.run(_offered(world, requests, cancellations))
     record = world.record(driver.now)
     record.num_events = driver.num_events
     record.num_steps = driver.num_steps
+    record.scale_ups, record.scale_downs = driver.scale_ups, driver.scale_downs
     record.gpu_nanos = driver.replica_nanos * config.replica.tp * config.replica.pp
     record.wall_s = time.perf_counter() - began
     return record

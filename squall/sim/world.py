@@ -167,10 +167,11 @@ class Engine:
         num_steps: done since the beginning.
     """
 
-    __slots__ = ("_ends_at", "_groups", "_prices", "_replica", "_run", "_started_at", "_steps", "_world", "num_steps")
+    __slots__ = ("_ends_at", "_groups", "_prices", "_replica", "_run", "_started_at", "_steps", "_world", "latency", "num_steps")
 
     def __init__(self, world: World, replica: ReplicaId) -> None:
         self.num_steps = 0
+        self.latency = world.latency  # its own: it may be slower than others
         self._world = world
         self._replica = replica
         self._run: RunSteps | None = None  # the last one
@@ -198,7 +199,7 @@ class Engine:
             steps = world.max_steps
         self._run = run
         self._steps = steps
-        self._prices = world.latency.run(run, steps)
+        self._prices = self.latency.run(run, steps)
         self._started_at = now
         for price in self._prices:
             now += total(price, price.count) if price.count > 1 else price.first // UNITS_PER_NANO
@@ -323,3 +324,33 @@ class Engine:
             world.last_token_at.pop(request, None)
             if left is not None:
                 world.rows[request].num_output_tokens = world.outputs[request] - left
+
+    def cut_now(self, now: Nanos) -> Nanos | None:
+        """As `cut`, of whatever runs."""
+        return None if self._run is None else self.cut(self._run.run, now)
+
+    def lose(self, now: Nanos) -> None:
+        """The replica dies. Steps done by now count, but for the last of a run, of whose end nobody will hear.
+
+        Everybody who decoded keeps the tokens that they brought, and goes on elsewhere.
+        """
+        if self._ends_at != UNSET and self._run is not None and self._steps > 1:
+            kept: list[Progression] = []
+            at, left = self._started_at, self._steps - 1
+            for price in self._prices:
+                count = min(steps_until(price, now - at), price.count, left)
+                if count and at + total(price, count) > now:
+                    count -= 1
+                if not count:
+                    break
+                kept.append(Progression(count, price.first, price.increment))
+                at += total(price, count)
+                left -= count
+            if kept:
+                self._prices, self._steps, self._ends_at = kept, sum(price.count for price in kept), at
+                self.end(at)
+        world = self._world
+        for group in self._groups.values():
+            for request in list(group.last_step):
+                if (found := group.leave(request)) is not None:
+                    world.left[request], world.last_token_at[request] = found

@@ -16,6 +16,7 @@ from squall.errors import ConfigError
 from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import resolve_gpu
 from squall.sim.observe import Observer, watched
+from squall.sim.ground import ground
 from squall.sim.prepare import prepare
 from squall.sim.run import simulate
 from squall.workload.build import build
@@ -37,12 +38,14 @@ def rehearse(config: Config, watchers: Sequence[Watcher] = (), progress: Simulat
     if progress is not None:
         progress.phase("reading the workload")
     requests = offered(config, honours_after=True)
-    latency, blocks = prepare(config, resolve_model(config.model.name), resolve_gpu(config.cluster.gpu))
+    model, gpu = resolve_model(config.model.name), resolve_gpu(config.cluster.gpu)
+    latency, blocks = prepare(config, model, gpu)
+    stands_on = ground(config, model, gpu, latency, blocks)
     observer = Observer(latency, config.replica.block_size) if observes(config) else None
     if progress is not None:
         progress.phase("simulating", len(requests))
     log, created = watched([watcher for watcher in (*watchers, observer, progress) if watcher is not None])
-    record = simulate(config, requests, latency, blocks, log=log, created=created)
+    record = simulate(config, requests, latency, blocks, ground=stands_on, log=log, created=created)
     record.observed = observer.observed if observer is not None else None
     return record
 

@@ -11,7 +11,7 @@ from squall.core.metrics import UNSET, Outcome, RunRecord
 from squall.core.types import CONTROLLER, MILLISECOND, ROUTER, MachineId, Nanos, RequestId
 from squall.policies.batching import Vllm
 from squall.policies.route import Pull, RoundRobin, Route
-from squall.sim.driver import Delays
+from squall.sim.loading import Delays
 from squall.sim.linear import Linear
 from squall.sim.run import simulate
 from squall.workload.spec import OfferedRequest

@@ -38,8 +38,9 @@ from squall.eventlog import Created, EventLog, Record, open_log, read
 from squall.policies.batching import Vllm
 from squall.policies.route import LeastLoaded, Pull, RoundRobin, Route
 from squall.policies.scale import Fixed
-from squall.sim.driver import Delays, Driver
+from squall.sim.driver import Driver
 from squall.sim.linear import Linear
+from squall.sim.loading import Delays, Loader
 from squall.sim.world import World
 from squall.twin.observe import Mismatch, observe, rebuild
 from squall.workload.spec import OfferedRequest
@@ -58,7 +59,7 @@ def simulate(log: EventLog, requests: Sequence[OfferedRequest], route: Route, nu
     for id, machine in machines.items():
         log.created(0, id, machine)
     pools = dict.fromkeys((0, 1), (num_blocks, 16))
-    driver = Driver(machines, World(requests, PRICES), pools, Delays(load=MILLISECOND), log=log.record)
+    driver = Driver(machines, World(requests, PRICES), Loader(pools, Delays(load=MILLISECOND)), log=log.record)
     offered: list[tuple[Nanos, AnyEvent]] = [(r.arrived_at, Arrived(as_request(r))) for r in requests]
     offered += [(r.arrived_at + MILLISECOND // 2, Cancelled(r.id)) for r in requests if r.id in cancelled]
     driver.run(sorted(offered, key=lambda pair: pair[0]))

@@ -1,0 +1,116 @@
+"""What a simulated fleet stands on: its plan, the delays of its phases, the network that weights travel on, and what goes wrong.
+
+Knows which part makes what. Nothing in it changes; the parts that do are made anew for every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from squall.config import Config
+from squall.core.fleet_plan import FleetPlan
+from squall.core.types import SECOND, ReplicaId
+from squall.deployment import full_plan, node_of, plain_plan
+from squall.errors import ConfigError
+from squall.perf.hardware import Gpu
+from squall.perf.latency import LatencyModel
+from squall.perf.spec import ModelSpec
+from squall.sim.fabric import Fabric
+from squall.sim.faults import Faults
+from squall.sim.loading import Delays, Roads
+from squall.sim.network import Network
+from squall.sim.weights import WeightFlows
+
+
+class Shard(Struct, frozen=True):
+    """One GPU's part of the weights, in bytes: every layer, and what comes after the last."""
+
+    layers: tuple[int, ...]
+    rest: int
+
+
+class Ground(Struct, frozen=True):
+    """See the module.
+
+    Attributes:
+        plan: the fleet's.
+        delays: of the phases beside the weights.
+        links: bytes a second of each link of the cluster; none where weights are just there.
+        fabric: whose links these are.
+        shard: of the weights, a GPU.
+        num_gpus: of one replica.
+    """
+
+    plan: FleetPlan
+    delays: Delays
+    links: dict[str, float] = {}
+    fabric: Fabric | None = None
+    shard: Shard | None = None
+    num_gpus: int = 1
+
+    def gpus_of(self, replica: ReplicaId) -> Sequence[int]:
+        """A replica's GPUs, in the order of its ranks."""
+        assert self.fabric is not None
+        slots, on_node = self.plan.slots, self.fabric.node.num_gpus
+        first = slots.node(replica) * on_node + replica % slots.per_node * self.num_gpus
+        return range(first, first + self.num_gpus)
+
+    def roads(self) -> Roads | None:
+        """The network, empty."""
+        if self.fabric is None or self.shard is None:
+            return None
+        network = Network(self.links)
+        return Roads(network, WeightFlows(network, self.fabric, self.gpus_of, self.shard.layers, self.shard.rest, count()))
+
+    def faults(self, config: Config) -> Faults | None:
+        """What is to go wrong; None where nothing is."""
+        hazards = config.hazards
+        if not (config.faults or hazards.replica_per_hour or hazards.node_per_hour):
+            return None
+        return Faults(config.faults, hazards, self.plan.slots, config.run.seed)
+
+
+def bare_ground(config: Config) -> Ground:
+    """A cluster of which only its size is known: weights are just there. Raises ConfigError for what cannot be simulated."""
+    _refuse_disaggregated(config)
+    return Ground(plain_plan(config), _delays(config))
+
+
+def ground(config: Config, model: ModelSpec, gpu: Gpu, latency: LatencyModel, num_blocks: int) -> Ground:
+    """The cluster of the configuration, with its links. A fixed fleet is there from the beginning, and needs none of them."""
+    if not plain_plan(config).is_elastic and not config.startup.cold:
+        return bare_ground(config)
+    _refuse_disaggregated(config)
+    cluster, gpus = config.cluster, config.replica.tp * config.replica.pp
+    fabric = Fabric(node_of(config, gpu), cluster.nodes, cluster.nodes_per_leaf or None)
+    links = dict(fabric.links)
+    for name in links:
+        if cluster.nic_gbps is not None and ".nic" in name:
+            links[name] = cluster.nic_gbps * 1e9 / 8 * fabric.node.num_gpus / min(fabric.node.num_nics, fabric.node.num_gpus)
+        elif name.endswith(".store"):
+            links[name] = cluster.store_gbps * 1e9 / 8
+    plan = full_plan(config, model, gpu, latency, num_blocks)
+    whole = plan.weights.num_bytes // gpus
+    layer = whole // (model.num_layers + 1)  # embedding and head together are taken to be one more
+    shard = Shard((layer,) * model.num_layers, max(1, whole - layer * model.num_layers))
+    return Ground(plan, _delays(config), links, fabric, shard, gpus)
+
+
+def with_plan(ground: Ground, plan: FleetPlan) -> Ground:
+    """The same with another plan."""
+    return replace(ground, plan=plan)
+
+
+def _delays(config: Config) -> Delays:
+    startup = config.startup
+    before, after, stop = (round(s * SECOND) for s in (startup.before_weights_s, startup.after_weights_s, startup.stop_s))
+    return Delays(start=before, warm=after, stop=stop)
+
+
+def _refuse_disaggregated(config: Config) -> None:
+    if config.fleet.mode != "colocated":
+        raise ConfigError('fleet.mode = "disaggregated" cannot be simulated yet; use "colocated" with fleet.replicas')

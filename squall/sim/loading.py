@@ -1,0 +1,211 @@
+"""How replicas come up and go in a simulation: processes, contexts, weights on their way, graphs; and what breaks on purpose.
+
+Performs the controller's actions with named phases, and holds the cluster's network. The driver asks it for what has ended, as it
+asks an engine. Knows no request and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from heapq import heappop, heappush
+from typing import NamedTuple, Protocol
+
+from squall.core.actions import AnyAction, LoadWeights, StartReplica, StopReplica, WarmReplica
+from squall.core.events import AnyEvent, LayerArrived, ReplicaLost, ReplicaStarted, ReplicaStopped, Warmed, WeightsLoaded
+from squall.core.fleet_view import Place, Transfer
+from squall.core.types import SECOND, Nanos, ReplicaId
+from squall.sim.network import Network
+from squall.sim.weights import WeightFlows
+
+
+class Delays(NamedTuple):
+    """How long the phases of a replica take, in nanoseconds. By default the fleet is up at the instant it is wanted.
+
+    Attributes:
+        start: until its process answers: container or process, libraries, CUDA context.
+        load: its weights, where no network carries them.
+        warm: after its weights: graph capture, compilation of kernels.
+        stop: until its GPUs are free.
+    """
+
+    start: Nanos = 0
+    load: Nanos = 0
+    warm: Nanos = 0
+    stop: Nanos = 0
+
+
+class Roads(NamedTuple):
+    """The network that weights travel on."""
+
+    network: Network
+    weights: WeightFlows
+
+
+class Breaker(Protocol):
+    """Something that breaks parts of the cluster at instants of its own."""
+
+    def next_at(self) -> Nanos | None: ...
+    def strike(self, loader: Loader, now: Nanos) -> None:
+        """Do what is due."""
+        ...
+
+
+class Loader:
+    """See the module.
+
+    Args:
+        pools: of each replica, its KV blocks and their size.
+        delays: of the phases.
+        roads: None: weights take `delays.load`.
+        breaker: breaks things.
+
+    Attributes:
+        push: set by the driver: it asks `end` at that instant.
+        lost: set by the driver: the replica's engine is gone, with all that it did.
+        live: replicas whose single layers matter.
+    """
+
+    def __init__(
+        self,
+        pools: Mapping[ReplicaId, tuple[int, int]],
+        delays: Delays = Delays(),  # noqa: B008 - frozen
+        roads: Roads | None = None,
+        breaker: Breaker | None = None,
+    ) -> None:
+        self.push: Callable[[Nanos], None] = lambda _: None
+        self.lost: Callable[[ReplicaId, Nanos], None] = lambda *_: None
+        self.live: set[ReplicaId] = set()
+        self.roads = roads
+        self.num_started = 0
+        self._pools = pools
+        self._delays = delays
+        self._breaker = breaker
+        self._timers: list[tuple[Nanos, int, ReplicaId, int, AnyEvent]] = []
+        self._number = 0
+        self._lives: dict[ReplicaId, int] = {}  # how often a replica began or ended: timers of another life are void
+        self._held_since: dict[ReplicaId, Nanos] = {}
+        self._stopping: set[ReplicaId] = set()
+        self._held: Nanos = 0
+        self._ready: deque[AnyEvent] = deque()
+        self._asked: Nanos | None = None  # when the network or the breaker is looked at next
+
+    def replica_nanos(self, now: Nanos) -> Nanos:
+        """Time for which replicas were held, over all of them, until now."""
+        return self._held + sum(now - since for since in self._held_since.values())
+
+    @property
+    def held(self) -> Mapping[ReplicaId, Nanos]:
+        """The replicas that hold their GPUs, and since when."""
+        return self._held_since
+
+    # -- for the driver
+
+    def begin(self) -> None:
+        """Before anything happens."""
+        self._ask(0)
+
+    def perform(self, action: AnyAction, now: Nanos) -> None:
+        delays = self._delays
+        match action:
+            case StartReplica(replica):
+                self.num_started += 1
+                self._held_since[replica] = now
+                self._lives[replica] = self._lives.get(replica, 0) + 1
+                self._later(now + delays.start, replica, ReplicaStarted(replica))
+            case LoadWeights(replica, transfer):
+                self._load(replica, transfer, now)
+            case WarmReplica(replica):
+                self._later(now + delays.warm, replica, Warmed(replica))
+            case StopReplica(replica):
+                self._let_go(replica, now)
+                self._stopping.add(replica)
+                self._later(now + delays.stop, replica, ReplicaStopped(replica))
+            case _:
+                raise TypeError(f"the simulated driver cannot perform {type(action).__name__}")
+        self._ask(now)
+
+    def end(self, now: Nanos) -> AnyEvent | None:
+        """The next thing that has ended at this instant; None where nothing has, or it was undone."""
+        self._collect(now)
+        event = self._ready.popleft() if self._ready else None
+        if self._ready:
+            self.push(now)
+        if isinstance(event, ReplicaStopped):
+            self._end_hold(event.replica, now)
+        self._ask(now)
+        return event
+
+    # -- for the breaker
+
+    def kill(self, replica: ReplicaId, why: str, now: Nanos) -> None:
+        """The replica's process dies, where there is one."""
+        if replica not in self._held_since or replica in self._stopping:
+            return
+        self._let_go(replica, now)
+        self._end_hold(replica, now)
+        self._ready = deque(event for event in self._ready if getattr(event, "replica", None) != replica)
+        self.lost(replica, now)
+        self.tell(ReplicaLost(replica, why), now)
+
+    def lose_host(self, node: int, now: Nanos) -> None:
+        """The node's memory is gone, and what was read from it."""
+        if self.roads is not None:
+            for place in (Place("host", node), Place("ssd", node)):
+                self.roads.weights.lose(place, now)
+
+    def tell(self, event: AnyEvent, now: Nanos) -> None:
+        """The controller hears of it at this instant."""
+        self._ready.append(event)
+        self.push(now)
+
+    # -- inside
+
+    def _load(self, replica: ReplicaId, transfer: Transfer, now: Nanos) -> None:
+        loaded = WeightsLoaded(replica, *self._pools[replica])
+        if transfer.kind == "mock":
+            self._later(now + round((transfer.seconds or 0.0) * SECOND), replica, loaded)
+        elif self.roads is None:
+            self._later(now + self._delays.load, replica, loaded)
+        else:
+            self.roads.weights.load(replica, transfer, now, layers=transfer.live_partner is not None)
+
+    def _let_go(self, replica: ReplicaId, now: Nanos) -> None:
+        """Whatever was on its way to it, or from it, is void."""
+        self._lives[replica] = self._lives.get(replica, 0) + 1
+        if self.roads is not None:
+            self.roads.weights.lose(Place("gpu", replica), now)
+
+    def _end_hold(self, replica: ReplicaId, now: Nanos) -> None:
+        self._stopping.discard(replica)
+        self._held += now - self._held_since.pop(replica, now)
+
+    def _later(self, at: Nanos, replica: ReplicaId, event: AnyEvent) -> None:
+        self._number += 1
+        heappush(self._timers, (at, self._number, replica, self._lives.get(replica, 0), event))
+        self.push(at)
+
+    def _collect(self, now: Nanos) -> None:
+        """What is due at this instant, in the order: what breaks, what has arrived, what has ended."""
+        breaker, roads, timers = self._breaker, self.roads, self._timers
+        if breaker is not None and (at := breaker.next_at()) is not None and at <= now:
+            breaker.strike(self, now)
+        if roads is not None:
+            for found in roads.weights.on(roads.network.advance(now), now):
+                replica, layer = found.replica, found.layer
+                whole = WeightsLoaded(replica, *self._pools[replica])
+                self._ready.append(whole if layer is None else LayerArrived(replica, layer))
+        while timers and timers[0][0] <= now:
+            _, _, replica, life, event = heappop(timers)
+            if self._lives.get(replica, 0) == life:
+                self._ready.append(event)
+
+    def _ask(self, now: Nanos) -> None:
+        """Be asked again when the network or the breaker has something."""
+        times = [] if self._breaker is None else [self._breaker.next_at()]
+        if self.roads is not None:
+            times.append(self.roads.network.next_end())
+        at = min((max(at, now) for at in times if at is not None), default=None)
+        if at is not None and (self._asked is None or at != self._asked or at <= now):
+            self._asked = at
+            self.push(at)
