@@ -1,10 +1,12 @@
 """How much of its peaks a GPU reaches, by the size of the work: curves of a few coefficients for each kind of GPU.
 
-Knows no model. The coefficients of A100, H100 and H200 are fitted (least squares of logarithms, Huber-like loss) to public
-measurements in NVIDIA's aiconfigurator (Apache-2.0): vLLM 0.14 on A100 and 0.24 on H100 and H200, 13 matrix shapes by hundreds of
-row counts, attention from 1 to 131072 tokens, NCCL 2.27 and 2.29 and vLLM's own all-reduce, experts on H200. What kernels alone
-do not show (waiting for each other, the step's own overhead) is fitted to measured times per output token of dense models on
-H100 and B200 in the same project. A GPU that was not measured takes the middle of those that were, with a wider interval.
+Knows no model. The coefficients of A100, H100 and H200 are fitted (least squares of logarithms, large errors counting less) to
+public measurements in NVIDIA's aiconfigurator (Apache-2.0): vLLM 0.14 on A100, 0.24 on H100 and H200; products of 512 and more rows
+and columns (6,048 on A100, 23,579 on each of the others), attention with heads of 64, 128 and 256 values, NCCL's collectives and
+vLLM's all-reduce, and experts on H200, whose curve serves the others. What kernels alone do not show is chosen by measured times
+per output token of dense models on H100 and B200 in the same project: waiting for each other, the step's own overhead, and that
+the start of a decode's attention costs half in a captured graph. A GPU that was not measured takes the middle of those that were,
+with a wider interval.
 """
 
 from math import hypot, sqrt
