@@ -9,9 +9,9 @@ are microseconds. Knows no metric.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from heapq import heappop, heappush, merge
+from heapq import heappop, heappush
 from itertools import islice
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
@@ -33,8 +33,11 @@ TraceEvent = dict[str, Any]
 def trace(record: RunRecord, observed: Observed, from_s: float = 0.0, most_events: int = MOST_EVENTS) -> bytes:
     """The timeline of an observed run, as JSON."""
     begin = round(from_s * SECOND)
-    events = merge(_requests(record.requests, begin), _runs(observed, begin, most_events), _phases(observed, begin), key=_at)
-    kept = list(islice(events, most_events + 1))
+    limit = most_events + 1  # of each kind, since each is in order of time
+    kept = list(islice(_requests(record.requests, begin), limit))
+    kept += islice(_runs(observed, begin, most_events), limit)
+    kept += islice(_phases(observed, begin), limit)
+    kept.sort(key=itemgetter("ts"))
     cut = len(kept) > most_events
     if cut:
         kept = _closed(kept[:most_events])
@@ -42,10 +45,6 @@ def trace(record: RunRecord, observed: Observed, from_s: float = 0.0, most_event
     about = {"world": record.world, "times": record.latency_source, "from_s": from_s, "until_s": until, "complete": not cut}
     names = _names(observed)
     return msgspec.json.encode({"traceEvents": [*names, *kept], "displayTimeUnit": "ms", "otherData": about})
-
-
-def _at(event: TraceEvent) -> float:
-    return float(event["ts"])
 
 
 def _names(observed: Observed) -> list[TraceEvent]:
