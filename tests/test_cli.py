@@ -354,3 +354,27 @@ def test_a_profile_is_measured_and_read_by_a_simulation(squall: Squall) -> None:
     assert "; times: profile (" in said.out
     again = squall("profile", "--model", "llama-3-8b", *machine, "--out", "p.json")
     assert again == (2, "", "squall: error: p.json exists already; choose another file (--out) or remove it\n")
+
+
+def test_a_step_is_told_operator_by_operator(squall: Squall) -> None:
+    said = squall("latency", "llama-3-8b", "--gpu", "h100-sxm", "--tp", "2", "--pp", "2", "--set", "latency.kind=roofline")
+    assert said.code == 0
+    assert said.out.startswith("roofline (meta-llama/Meta-Llama-3-8B on 4 x h100-sxm, bf16)")
+    assert "stage 1: " in said.out
+    assert "all-reduce of attention" in said.out
+    assert "operators: 100% roofline" in said.out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--tp", "3"), "replica.tp is 3, but meta-llama/Meta-Llama-3-8B has 32 heads"),
+        (("--pp", "40"), "replica.pp is 40, but meta-llama/Meta-Llama-3-8B has 32 layers; use 1 to 32"),
+        (("--batch", "0"), "a step of nothing takes no time; give --batch or --chunk"),
+        (("--set", "cluster.node=hgx-a100"), "cluster.node 'hgx-a100' has a100-80g GPUs, not h100-sxm"),
+    ],
+)
+def test_a_step_that_cannot_be_is_one_line(squall: Squall, options: tuple[str, ...], message: str) -> None:
+    said = squall("latency", "llama-3-8b", "--gpu", "h100-sxm", *options)
+    assert said.code == 2
+    assert message in said.err

@@ -1,12 +1,12 @@
 """How much of its peaks a GPU reaches, by the size of the work: curves of a few coefficients for each kind of GPU.
 
 Knows no model. The coefficients of A100, H100 and H200 are fitted (least squares of logarithms, large errors counting less) to
-public measurements in NVIDIA's aiconfigurator (Apache-2.0): vLLM 0.14 on A100, 0.24 on H100 and H200; products of 512 and more rows
-and columns (6,048 on A100, 23,579 on each of the others), attention with heads of 64, 128 and 256 values, NCCL's collectives and
-vLLM's all-reduce, and experts on H200, whose curve serves the others. What kernels alone do not show is chosen by measured times
-per output token of dense models on H100 and B200 in the same project: waiting for each other, the step's own overhead, and that
-the start of a decode's attention costs half in a captured graph. A GPU that was not measured takes the middle of those that were,
-with a wider interval.
+public measurements in NVIDIA's aiconfigurator (Apache-2.0), of vLLM 0.14 on A100, 0.24 on H100 and H200: products with 512 rows
+and columns or more (6,048 on A100, 23,579 on each other), attention with heads of 64, 128 and 256 values, NCCL's collectives,
+vLLM's all-reduce, and experts on H200, whose curve serves the others. Those of an RTX 4090, which runs faster than its datasheet
+says, are read off LLMServingSim's profile of Llama-3.1-8B (MIT). What kernels alone do not show is chosen by measured times per
+output token of dense models on H100 and B200 in aiconfigurator: waiting for each other, a step's overhead, and that a decode's
+attention starts in half the time in a captured graph. A GPU that was not measured takes the middle, with a wider interval.
 """
 
 from math import hypot, sqrt
@@ -147,6 +147,12 @@ _UNMEASURED = replace(
     attention=AttentionCurve(6e-6, 0.8, 0.6, 150, 13e-6, 0.59, 450),
     measured=False,
 )
+_RTX4090 = replace(
+    _UNMEASURED,
+    gemm=GemmCurve(4e-6, 1.03, 0.93, 2.7),
+    attention=AttentionCurve(9e-6, 0.92, 0.7, 110, 8e-6, 0.78, 150),
+    measured=True,
+)
 _CPU = replace(
     _UNMEASURED,
     gemm=GemmCurve(4e-6, 0.75, 0.8, 2.0),
@@ -163,7 +169,15 @@ _CPU = replace(
     row_s=50e-6,
 )
 
-_MEASURED = {"a100-80g": _A100, "a100-40g": _A100, "a100-80g-pcie": _A100, "a800-80g": _A100, "h100-sxm": _H100, "h200": _H200}
+_MEASURED = {
+    "a100-80g": _A100,
+    "a100-40g": _A100,
+    "a100-80g-pcie": _A100,
+    "a800-80g": _A100,
+    "h100-sxm": _H100,
+    "h200": _H200,
+    "rtx4090": _RTX4090,
+}
 
 PCIE = LinkCurve(12e-6, 3e-6, 0.7, 5e-6)
 """Collectives without NVLink go through the host's memory or bridge, and start later; not measured."""
