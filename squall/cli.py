@@ -20,6 +20,7 @@ import typer
 
 import squall
 from squall.errors import ConfigError, ModelError, SquallError
+from squall.search.cli import search
 
 if TYPE_CHECKING:
     from squall.config import Config
@@ -295,6 +296,9 @@ def plan(
     )  # fmt: skip
     for line in plan_lines(spec, sheet, options(spec, sheet, wanted, tp or (1, 2, 4, 8))):
         typer.echo(line)
+
+
+app.command()(search)
 
 
 @app.command()

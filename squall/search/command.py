@@ -31,6 +31,9 @@ from squall.search.store import Store, code_version
 from squall.search.tables import best_lines, frontier_lines, miss_lines, what_if_lines
 from squall.workload.named import KNOWN
 
+MOST_GPUS = 512
+"""That a deployment may have where nobody says."""
+
 STORE = Path("runs") / "search.jsonl"
 
 Say = Callable[[str], None]
@@ -131,8 +134,16 @@ def question(options: Options) -> tuple[dict[str, Any], Search]:
     if gpus:
         space["cluster.gpu"] = gpus
     search = read_search(where, table | {"space": space})
+    _make_room(tree, search)
     _check(from_tree(where, tree), search)
     return tree, search
+
+
+def _make_room(tree: dict[str, Any], search: Search) -> None:
+    """A configuration that does not say how many nodes there are has enough for what may be tried."""
+    cluster = tree.setdefault("cluster", {})
+    if isinstance(cluster, dict) and "nodes" not in cluster:
+        cluster["nodes"] = -(-(search.max_gpus or MOST_GPUS) // int(cluster.get("gpus_per_node", 8)))
 
 
 def _check(config: Config, search: Search) -> None:

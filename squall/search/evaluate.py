@@ -84,13 +84,13 @@ class Trial:
     def _passes(self, place: int) -> bool:
         if place in self._binding:
             return not self._binding[place]
-        verdict, _ = self._play(rate_at(place, self._search.tolerance))
+        verdict, _ = self.play(rate_at(place, self._search.tolerance))
         self._binding[place] = verdict.binding
         return verdict.passed
 
     def _measured(self, place: int) -> Result:
         rate = rate_at(place, self._search.tolerance)
-        _, record = self._play(rate, early=False)
+        _, record = self.play(rate, early=False)
         assert record is not None
         setting = self._setting
         held = setting.least_gpus if setting.is_fixed else record.gpu_nanos / max(1, record.ended_at)
@@ -109,7 +109,7 @@ class Trial:
 
     def _infeasible(self, place: int, binding: str) -> Result:
         """Nowhere; how near it comes is seen where there is next to no load."""
-        _, record = self._play(rate_at(place, self._search.tolerance), early=False)
+        _, record = self.play(rate_at(place, self._search.tolerance), early=False)
         return self.result("infeasible", f"{binding} is broken at any rate", binding=binding, **self._curves(record))
 
     # -- the workload as it is
@@ -119,7 +119,7 @@ class Trial:
         setting = self._setting
         if self._job.need is not None and setting.score_at_most(self._search) <= self._job.need:
             return self.result("outbid", "cannot beat the best", score_at_most=setting.score_at_most(self._search))
-        verdict, record = self._play(None, early=True, to_the_end=True)
+        verdict, record = self.play(None, early=True, to_the_end=True)
         if not verdict.passed or record is None:
             return self.result("infeasible", f"{verdict.binding} is broken", binding=verdict.binding)
         hours = record.gpu_nanos / SECOND / 3600
@@ -141,7 +141,7 @@ class Trial:
 
     # -- one simulation
 
-    def _play(self, rate_rps: float | None, *, early: bool = True, to_the_end: bool = False) -> tuple[Verdict, RunRecord | None]:
+    def play(self, rate_rps: float | None, *, early: bool = True, to_the_end: bool = False) -> tuple[Verdict, RunRecord | None]:
         """At that rate, or as it is. The record is missing where the simulation was ended.
 
         Args:
@@ -153,7 +153,9 @@ class Trial:
         watch = Watch(setting.limits, setting.config.slo, sample, setting.warm_up, early=early, to_the_end=to_the_end)
         record = None
         with suppress(Decided):
-            record = simulate(setting.config, requests, setting.latency, setting.num_blocks, watch=watch)
+            record = simulate(
+                setting.config, requests, setting.latency, setting.num_blocks, ground=setting.stands_on, watch=watch
+            )
         verdict = watch.verdict()
         self._probes += 1
         self._token_steps += verdict.token_steps

@@ -1,6 +1,6 @@
 """One configuration made ready: parsed, priced, counted, bounded, and refused where it cannot be run, before any simulation.
 
-A `Workshop` keeps what configurations share (models, GPUs, workloads), so that the thousandth one costs about a millisecond.
+A `Workshop` keeps what configurations share (models, GPUs, prices, workloads), so that the thousandth costs a millisecond.
 Knows no strategy and no store.
 """
 
@@ -24,6 +24,7 @@ from squall.search.result import Job
 from squall.search.sample import Sample, sample_of, steady
 from squall.search.scaled import Scaled
 from squall.search.spec import Limit, Price, Search
+from squall.sim.ground import Ground, ground
 from squall.sim.prepare import prepare
 from squall.workload.build import build
 
@@ -36,9 +37,10 @@ class Setting(Struct, frozen=True):
     Attributes:
         config: the configuration.
         latency, num_blocks: of every replica.
+        stands_on: what the fleet stands on.
         sample: what it is tried with; `warm_up` of its requests do not count.
         limits: what must hold.
-        gpu: what it runs on.
+        model, gpu: what runs on what.
         usd_per_gpu_hour: of one.
         least_gpus, most_gpus: that the deployment holds; the same unless the fleet changes its size.
         highest_rps: no schedule serves more.
@@ -47,9 +49,11 @@ class Setting(Struct, frozen=True):
     config: Config
     latency: LatencyModel
     num_blocks: int
+    stands_on: Ground
     sample: Sample
     warm_up: int
     limits: tuple[Limit, ...]
+    model: ModelSpec
     gpu: Gpu
     usd_per_gpu_hour: float
     least_gpus: int
@@ -85,6 +89,7 @@ class Workshop:
         self.search = search
         self._models: dict[str, ModelSpec] = {}
         self._gpus: dict[str, Gpu] = {}
+        self._latencies: dict[bytes, LatencyModel] = {}
         self._samples: dict[bytes, Sample] = {}
 
     def setting(self, job: Job) -> Setting:
@@ -100,7 +105,11 @@ class Workshop:
         least, most = (per_replica * count for count in fleet_size(config))
         usd = self._price(config, gpu)
         self._refuse(config, gpu, per_replica, most, usd)
-        latency, num_blocks = prepare(config, self._model(config.model.name), gpu)
+        model = self._model(config.model.name)
+        priced_by = msgspec.json.encode((config.model, config.cluster, config.replica, config.latency))
+        latency, num_blocks = prepare(config, model, gpu, self._latencies.get(priced_by))
+        self._latencies[priced_by] = latency
+        stands_on = ground(config, model, gpu, latency, num_blocks)
         if job.factor != 1:
             latency = Scaled(latency, job.factor)
         sample = self.sample(config, job)
@@ -108,7 +117,7 @@ class Workshop:
         room = bounds.room(config.batching, num_blocks * config.replica.block_size)
         highest = bounds.highest_rate(latency, room, sample, most // per_replica)
         return Setting(
-            config, latency, num_blocks, sample, job.warm_up, limits, gpu, usd, least, most, highest
+            config, latency, num_blocks, stands_on, sample, job.warm_up, limits, model, gpu, usd, least, most, highest
         )  # fmt: skip
 
     def sample(self, config: Config, job: Job) -> Sample:

@@ -7,11 +7,14 @@ ignored. Knows no strategy.
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
 from importlib import resources
-from io import BufferedWriter
+from io import FileIO
 from pathlib import Path
 
 import msgspec
@@ -19,10 +22,13 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 import squall
+from squall.config import POLICY_TABLES
 from squall.errors import SquallError
 from squall.search.result import Job, Result
 from squall.search.setting import Setting
 from squall.search.spec import Search
+
+LARGE = 1 << 22
 
 CODE = ("core", "policies", "perf", "workload", "sim", "search")
 """The packages that results depend on."""
@@ -60,10 +66,30 @@ def key_of(search: Search, job: Job, setting: Setting, code: str) -> str:
     }  # fmt: skip
     asked = [getattr(search, name) for name in _ASKED]
     limits = [(limit.metric, limit.quantile, limit.limit) for limit in setting.limits]
-    content = (
-        meant, setting.sample.digest, job.warm_up, job.factor, asked, limits, setting.usd_per_gpu_hour, asdict(setting.gpu), code,
-    )  # fmt: skip
+    beside = [_policy_source(getattr(config, name)) for name in POLICY_TABLES] + [_file_digest(config.latency.path)]
+    run_with = (repr(setting.model), asdict(setting.gpu), setting.usd_per_gpu_hour, setting.sample.digest, beside)
+    content = (code, meant, run_with, job.warm_up, job.factor, asked, limits)
     return sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()[:32]
+
+
+def _policy_source(policy: object) -> str:
+    """The code of a policy of the user's own."""
+    module = sys.modules.get(type(policy).__module__)
+    return "" if type(policy).__module__.startswith("squall.") else _file_digest(getattr(module, "__file__", None))
+
+
+def _file_digest(path: str | None) -> str:
+    """Of its content; of a large file, or a folder of tables, of names, sizes and times."""
+    if path is None:
+        return ""
+    place = Path(path)
+    with suppress(OSError):
+        if place.is_file() and place.stat().st_size <= LARGE:
+            return sha256(place.read_bytes()).hexdigest()
+        files = [file for file in (place, *sorted(place.rglob("*"))) if file.is_file()]
+        signs = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+        return sha256(repr(signs).encode()).hexdigest()
+    return ""
 
 
 class Store:
@@ -78,7 +104,7 @@ class Store:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._file: BufferedWriter | None = None
+        self._file: FileIO | None = None
         self._known: dict[str, Line] = {}
         if path is not None and path.exists():
             for line in _lines(path):
@@ -110,11 +136,12 @@ class Store:
         try:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._path.open("ab")
+                self._file = self._path.open("ab", buffering=0)  # what cannot be written is known at once
                 if self._file.tell() and not _ends_whole(self._path):
                     self._file.write(b"\n")
-            self._file.write(msgspec.json.encode(line) + b"\n")
-            self._file.flush()
+            text = msgspec.json.encode(line) + b"\n"
+            if self._file.write(text) < len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise SquallError(
                 f"{self._path}: {error.strerror or error}; {len(self._known) - 1} results are kept, "

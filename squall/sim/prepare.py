@@ -12,14 +12,17 @@ from squall.perf.latency import LatencyModel
 from squall.perf.spec import ModelSpec
 
 
-def prepare(config: Config, model: ModelSpec, gpu: Gpu) -> tuple[LatencyModel, int]:
+def prepare(config: Config, model: ModelSpec, gpu: Gpu, known: LatencyModel | None = None) -> tuple[LatencyModel, int]:
     """The latency model of every replica of `config`, and the KV blocks of each.
+
+    `known` is taken for the former where it is given: that of a configuration that differs in none of `[model]`, `[cluster]`,
+    `[replica]` and `[latency]`. Models remember prices, so that many configurations had better share one.
 
     Raises:
         ConfigError: the model cannot be shared like that or does not fit, or a profile cannot be used.
     """
     gpu, links = joined(gpu, config.cluster, config.replica.tp)
-    latency = latency_model(config.latency, model, gpu, config.replica, links=links)
+    latency = known or latency_model(config.latency, model, gpu, config.replica, links=links)
     # a policy of the user's own need not bound the batch; the memory account then takes the usual bounds
     batch = config.batching
     tokens, seqs = getattr(batch, "max_num_batched_tokens", 2048), getattr(batch, "max_num_seqs", 256)

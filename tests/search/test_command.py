@@ -1,0 +1,189 @@
+"""`squall search` as a user types it: what it says, what it leaves behind, what it answers afterwards, and how it ends early."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import tomli_w
+
+from squall.cli import main
+from squall.config import load
+from squall.search.command import Options, question, run
+from squall.search.output import read
+from tests.search.conftest import SPACE, tree
+
+ROOT = Path(__file__).resolve().parents[2]
+SEARCH = {"num_requests": 60, "warm_up": 6, "seeds": 2, "top": 2, "space": {**SPACE, "replica.tp": [1, 2, 3]}}
+
+
+Squall = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def squall(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Squall:
+    """Runs `squall search ARGUMENTS` in an empty directory, on one process."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["squall", "search", *map(str, arguments)])
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as exit:
+            code = exit.code
+        said = capsys.readouterr()
+        return int(code or 0), said.out, said.err
+
+    return run
+
+
+def written(path: Path, **search: Any) -> Path:
+    path.write_text(tomli_w.dumps(tree() | {"search": SEARCH | search}))
+    return path
+
+
+def test_a_search_from_end_to_end(squall: Squall, tmp_path: Path) -> None:
+    config = written(tmp_path / "search.toml")
+    code, out, err = squall(config, "--workers", 1, "--out", "found", "--rate", 40)
+    assert code == 0, err
+    assert "24 configurations: " in out
+    assert "8 cannot be run" in out
+    assert "vllm serve llama-3-8b --tensor-parallel-size" in out
+    assert "python -m sglang.launch_server --model-path llama-3-8b" in out
+    assert "for 40 req/s" in out
+    assert "next: squall simulate found/best.toml" in out
+    found = tmp_path / "found"
+    assert {file.name for file in found.iterdir()} == {
+        "search.toml", "answers.json", "results.parquet", "best.toml", "best.txt", "report.html",
+    }  # fmt: skip
+    table = pl.read_parquet(found / "results.parquet")
+    assert table.height == 24
+    assert set(table["status"]) <= {"done", "outbid", "invalid", "infeasible"}
+    assert table.filter(pl.col("status") == "invalid")["replica.tp"].unique().to_list() == [3]
+    answers = read(found)
+    winner = answers.finalists[0]
+    assert winner.result.score is not None
+    assert len(winner.capacities) == 2
+    best = load(found / "best.toml")
+    assert best.replica.tp == winner.result.choice["replica.tp"]
+    assert "Plotly.newPlot" in (found / "report.html").read_text()
+
+    asked_again = squall(found, "--price", "h100-sxm=0.01")
+    assert asked_again[0] == 0
+    assert "gpu=h100-sxm" in asked_again[1].splitlines()[0]
+    code, out, _ = squall(found, "--limit", "ttft_p90_s=0.0001")
+    assert "would have to run" in out
+    assert squall(found, "--price", "t4=1")[2].endswith("found runs on it; they run on a100-80g, h100-sxm\n")
+    assert squall(found)[1].count("vllm serve") == 1
+
+    code, out, _ = squall(found / "search.toml", "--workers", 1, "--out", "again")
+    assert "0 of them simulated now" in out
+    assert read(tmp_path / "again").results == answers.results
+
+
+def test_only_a_model_a_workload_and_an_slo(tmp_path: Path) -> None:
+    options = Options(model="llama-2-70b", trace="chat-lmsys-1m", gpus="a100,h100", limits=("ttft_p90_s=2", "tbt_p99_s=0.2"))
+    base, search = question(options)
+    assert search.slo == {"ttft_p90_s": 2.0, "tbt_p99_s": 0.2}
+    assert search.space["cluster.gpu"] == ["a100", "h100"]
+    assert {"replica.tp", "replica.pp", "batching.kind"} <= search.space.keys()
+    assert base["workload"]["name"] == "chat-lmsys-1m"
+    assert base["workload"]["arrivals"]["kind"] == "poisson"
+
+
+def test_another_workload(tmp_path: Path) -> None:
+    long = {**tree()["workload"], "prompt": {"kind": "fixed", "tokens": 2000}, "output": {"kind": "fixed", "tokens": 20}}
+    config = written(
+        tmp_path / "search.toml", seeds=1, top=1, workloads={"long": long}, space={"batching.max_num_batched_tokens": [512, 8192]}
+    )
+    lines: list[str] = []
+    place = run(Options(place=config, workers=1, store=tmp_path / "s.jsonl", out=tmp_path / "found"), lines.append)
+    assert place is not None
+    losses = read(place).losses
+    assert losses.keys() == {"workload", "long"}
+    assert losses["workload"]["workload"] == 1.0
+    crossed = losses["workload"]["long"]
+    assert crossed is None or crossed >= 1.0
+    assert any(line.startswith("the best for workload, used for long,") for line in lines)
+
+
+def test_an_slo_that_nothing_keeps_says_what_comes_nearest(squall: Squall, tmp_path: Path) -> None:
+    config = written(tmp_path / "search.toml", space={"cluster.gpu": ["a100-80g", "h100-sxm"]})
+    code, out, err = squall(config, "--workers", 1, "--out", "found", "--set", "slo.tbt_p99_s=0.001")
+    assert code == 0, err
+    assert "no configuration keeps the limits; tbt_p99 is what breaks first in 2 of them" in out
+    misses = out.split("the nearest misses:")[1].splitlines()
+    assert "gpu=h100-sxm" in misses[2]
+    assert "gpu=a100-80g" in misses[3]
+    assert not (tmp_path / "found" / "best.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.toml"], "nowhere.toml: no such configuration file"),
+        (["search.toml", "--set", "search.topp=3"], "unknown field `topp`"),
+        (["search.toml", "--set", "search.space={}", "--gpus", "h1000"], "none of the"),
+        (["search.toml", "--set", "search.warm_up=60"], "warm_up is 60; it must be below num_requests"),
+        (["search.toml", "--set", "workload.num_requests=6"], "it has 6 requests, and search.warm_up does not count the first 6"),
+        (["search.toml", "--limit", "ttft=2"], "'ttft' is no metric and quantile"),
+        (["search.toml", "--limit", "ttft_p90_s"], "expected NAME=NUMBER"),
+        (["search.toml", "--objective", "cheap"], "search.objective"),
+        (["--model", "llama-3-8b", "--ttft-p90", "2"], "there is no [workload]"),
+        (["--model", "llama-3-8b", "--trace", "chat-lmsys-1m"], "there is no objective to keep"),
+        (["search.toml", "--out", "."], ". exists already"),
+        (["."], "holds no search: it has no answers.json"),
+    ],
+)
+def test_mistakes_are_one_line(squall: Squall, tmp_path: Path, arguments: list[str], message: str) -> None:
+    written(tmp_path / "search.toml")
+    code, _, err = squall(*arguments)
+    assert code == 2
+    assert message in err
+    assert err.startswith("squall: error: ")
+    assert err.count("\n") == 1
+
+
+def test_ctrl_c_keeps_what_is_known(tmp_path: Path) -> None:
+    space = {**SPACE, "batching.max_num_seqs": {"from": 4, "to": 40, "step": 1}}
+    config = written(tmp_path / "search.toml", space=space, top=50)
+    store = tmp_path / "store.jsonl"
+    words = ["search", str(config), "--workers", "2", "--store", str(store), "--out", "found"]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "squall", *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 90
+        while not (store.exists() and store.read_bytes().count(b"\n") >= 3):
+            assert child.poll() is None, child.communicate()
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+        child.wait()
+    assert child.returncode == 130, err
+    assert "Traceback" not in err
+    assert "interrupted: run the same command again to go on" in out
+    answers = read(tmp_path / "found")
+    assert not answers.complete
+    assert len(answers.results) >= 3
+    assert tomllib.loads((tmp_path / "found" / "best.toml").read_text())["model"]["name"] == "llama-3-8b"
+
+
+def test_the_example_is_a_search() -> None:
+    base, search = question(Options(place=ROOT / "examples" / "search.toml"))
+    assert base["model"]["name"] == "meta-llama/Meta-Llama-3-8B"
+    assert search.prices["l40s"].spot == 0.8
+    assert load(ROOT / "examples" / "search.toml").slo.ttft_p90_s == 1.0  # and other commands do not mind
