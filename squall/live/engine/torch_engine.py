@@ -18,22 +18,39 @@ from squall.core.types import BlockHash, RequestId, RunId
 from squall.errors import ConfigError
 from squall.live.engine.architecture import DecoderConfig, read_decoder_config
 from squall.live.engine.attention import Batch, KvCache, Span
-from squall.live.engine.checkpoint import load_checkpoint
 from squall.live.engine.decoder import Decoder, native_fits
 from squall.live.engine.interface import Job, RunEnded, TokenOut
 from squall.live.engine.kernels import load_kernels
 from squall.live.engine.kv import BlockTables
+from squall.live.engine.loader import load_from_disk
 from squall.live.engine.rows import DecodeRows
-from squall.live.engine.sampling import Draw, draw
+from squall.live.engine.sampling import draw
 from squall.live.engine.sequence import SequenceState
 from squall.live.engine.tokenizer import Tokenizer
-from squall.live.engine.weights import allocate
+from squall.live.engine.weights import Weights, allocate
+from squall.live.transport.kv import KV, Pool
+from squall.live.transport.region import Region
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+class Step:
+    """A step that is prepared: its batch, which rows of its result yield a token, and for whom."""
+
+    def __init__(self, chunks: Sequence[Chunk], batch: Batch, decoding: list[RequestId], rows: Tensor) -> None:
+        self.batch = batch
+        self.chunks = chunks
+        self.decoding = decoding
+        self.rows = rows
+
+    @property
+    def last(self) -> list[Chunk]:
+        """The chunks that complete a prefill."""
+        return [chunk for chunk in self.chunks if chunk.last]
+
+
 class TorchEngine:
-    """See `Engine`.
+    """See `Engine` and `LayerEngine`.
 
     Args:
         folder: a checkpoint in Hugging Face layout.
@@ -44,7 +61,16 @@ class TorchEngine:
         dtype: "fp32", "bf16", "fp16" or "auto": fp32 on a CPU, the checkpoint's own on a GPU.
         threads: of compute, on the CPU.
         native: use native kernels where they can be had.
+
+    Attributes:
+        weights: once it is built; `weights.arena` is what they arrive in.
+        cache: the KV pool; kv_pool: its layout, kv_region: its memory, for peers (None on a GPU: KV does not leave one yet).
     """
+
+    weights: Weights
+    cache: KvCache
+    kv_pool: Pool
+    kv_region: Region | None
 
     def __init__(
         self,
@@ -79,27 +105,45 @@ class TorchEngine:
 
     def load(self) -> None:
         """See `Engine`. Raises ModelError for the checkpoint, ConfigError for device, dtype and length."""
+        self.build()
+        load_from_disk(self.weights, self._folder, tied=self._decoder.config.tied, threads=self._threads)
+
+    def build(self) -> None:
         torch.set_num_threads(self._threads)
         config = read_decoder_config(self._folder)
         device = _device(self._device_name)
         dtype = _dtype(self._dtype_name, config, device)
         self.max_model_len = _max_len(self.max_model_len, config)
         kernels = load_kernels() if self._native and native_fits(dtype, device, self._threads) else None
-        with torch.inference_mode():
-            weights = allocate(config, dtype, device)
-            load_checkpoint(self._folder, weights.views, frozenset({"lm_head.weight"} if config.tied else ()))
-            self._decoder = Decoder(config, weights, self.max_model_len, kernels)
-            shape = (config.num_layers, self.num_blocks, self.block_size, config.num_kv_heads, config.head_dim)
-            self._cache = KvCache(*shape, dtype=dtype, device=device)
+        self.weights = allocate(config, dtype, device)
+        self._decoder = Decoder(config, self.weights, self.max_model_len, kernels)
+        shape = (config.num_layers, self.num_blocks, self.block_size, config.num_kv_heads, config.head_dim)
+        self.cache = KvCache(*shape, dtype=dtype, device=device)
+        block_bytes = self.block_size * config.kv_size * dtype.itemsize
+        self.kv_pool = Pool(config.num_layers, self.num_blocks, block_bytes)
+        what = f"KV of {config.name}: {config.num_layers} layers, {config.num_kv_heads} heads of {config.head_dim} in {dtype}"
+        memory = self.cache.memory
+        self.kv_region = None if memory is None else Region(KV, memory, fingerprint=f"{what}, blocks of {self.block_size}")
         self._device = device
         self.reset()
+
+    @property
+    def num_layers(self) -> int:
+        return self._decoder.config.num_layers
+
+    @property
+    def layers_ready(self) -> int:
+        return self.weights.arena.layers_ready
 
     def warm(self) -> None:
         """See `Engine`. Writes to block 0, which nobody holds yet."""
         one = torch.zeros(1, dtype=torch.int64, device=self._device)
         for decodes, spans in ((1, []), (0, [Span(0, 1, 0, one)])):
             tables = torch.zeros((decodes, 1), dtype=torch.int32, device=self._device)
-            self._forward(Batch(one, one, one, tables, tables[:, 0] + 1, 1, spans), one)
+            step = Step((), Batch(one, one, one, tables, tables[:, 0] + 1, 1, spans), [], one)
+            hidden = self.run_layers(step, 0, self.num_layers)
+            with torch.inference_mode():
+                self._decoder.logits(hidden)
 
     # -- requests
 
@@ -168,24 +212,73 @@ class TorchEngine:
             raise RuntimeError(f"the machine sees {theirs}, the engine {ours[0]} over {ours[1]}")
 
     def _step(self, chunks: Sequence[Chunk], evictable: Iterator[BlockHash]) -> list[TokenOut]:
-        for chunk in chunks:
-            self._begin(chunk)
-        decoding = list(self._rows.requests)
-        batch = self._batch(chunks, evictable)
-        # Only rows that yield a token reach the head: the decodes, and the end of each prefill that is complete.
-        ends = [span.stop - 1 for span, chunk in zip(batch.spans, chunks, strict=True) if chunk.last]
-        rows = torch.tensor([*range(len(decoding)), *ends], dtype=torch.int64, device=self._device)
-        last = [chunk for chunk in chunks if chunk.last]
-        speakers = [*decoding, *(chunk.request for chunk in last)]
-        draws = self._forward(batch, rows, [self._states[request] for request in speakers])
+        step = self._prepare(chunks, evictable, list(self._rows.requests))
+        tokens = self.finish(step, self.run_layers(step, 0, self.num_layers))
         for chunk in chunks:
             self._blocks.file(chunk.request, self._states[chunk.request].job.block_hashes, chunk.offset + chunk.num_tokens)
-        tokens = [self._accept(self._states[request], choice) for request, choice in zip(speakers, draws, strict=True)]
-        self._rows.tokens[:] = [out.token for out in tokens[: len(decoding)]]
-        for chunk, out in zip(last, tokens[len(decoding) :], strict=True):
+        self._rows.tokens[:] = [out.token for out in tokens[: len(step.decoding)]]
+        for chunk, out in zip(step.last, tokens[len(step.decoding) :], strict=True):
             length = chunk.offset + chunk.num_tokens
             self._group.join(chunk.request, out.token, length, self._blocks.tables[chunk.request])
         return tokens
+
+    # -- steps in pieces
+
+    def prepare(self, chunks: Sequence[Chunk], evictable: Sequence[BlockHash] = ()) -> Step:
+        return self._prepare(chunks, iter(evictable), [])
+
+    @torch.inference_mode()
+    def run_layers(self, split: Step, first: int, last: int, hidden: Tensor | None = None) -> Tensor:
+        self.weights.arena.require(first, last, embed=first == 0)
+        x = self._decoder.embed(split.batch.tokens) if hidden is None else hidden
+        return self._decoder.run(x, split.batch, self.cache, first, last)
+
+    @torch.inference_mode()
+    def finish(self, split: Step, hidden: Tensor) -> list[TokenOut]:
+        self.weights.arena.require(0, 0, head=True)
+        states = [self._states[request] for request in (*split.decoding, *(chunk.request for chunk in split.last))]
+        draws = draw(self._decoder.logits(hidden[split.rows]), states) if states else []
+        return [state.accept(choice.token, choice.logprob, choice.top) for state, choice in zip(states, draws, strict=True)]
+
+    def hidden_to_bytes(self, hidden: Tensor) -> memoryview:
+        values: Any = hidden.contiguous().view(torch.uint8).cpu().numpy()
+        return memoryview(values).cast("B")
+
+    def hidden_from_bytes(self, split: Step, data: memoryview) -> Tensor:
+        shape = len(split.batch.tokens), self._decoder.config.hidden_size
+        dtype = self.weights.embed.dtype
+        if len(data) != shape[0] * shape[1] * dtype.itemsize:
+            raise ValueError(f"a hidden state of {len(data)} bytes; {shape[0]} tokens of {shape[1]} {dtype} are expected")
+        return torch.frombuffer(bytearray(data), dtype=dtype).view(shape).to(self._device)
+
+    def _prepare(self, chunks: Sequence[Chunk], evictable: Iterator[BlockHash], decoding: list[RequestId]) -> Step:
+        for chunk in chunks:
+            self._begin(chunk)
+        batch = self._batch(chunks, evictable, len(decoding))
+        # Only rows that yield a token reach the head: the decodes, and the end of each prefill that is complete.
+        ends = [span.stop - 1 for span, chunk in zip(batch.spans, chunks, strict=True) if chunk.last]
+        rows = torch.tensor([*range(len(decoding)), *ends], dtype=torch.int64, device=self._device)
+        return Step(chunks, batch, decoding, rows)
+
+    # -- KV that comes and goes
+
+    def pause(self, request: RequestId) -> int:
+        state = self._states[request]
+        for rows in self._groups.values():
+            rows.leave(request)
+        return len(state.tokens) - 1
+
+    def blocks(self, request: RequestId) -> tuple[int, ...]:
+        return tuple(self._blocks.tables[request])
+
+    def adopt(self, job: Job, num_tokens: int, evictable: Sequence[BlockHash] = ()) -> tuple[int, ...]:
+        self.add(job)
+        self._blocks.attach(job.request, ())
+        return tuple(self._blocks.extend(job.request, num_tokens, iter(evictable)))
+
+    def resume(self, request: RequestId) -> None:
+        tokens = self._states[request].tokens
+        self._groups[0].join(request, tokens[-1], len(tokens) - 1, self._blocks.tables[request])
 
     def _begin(self, chunk: Chunk) -> None:
         """On the first chunk of a prefill, take over what the prefix cache holds."""
@@ -196,14 +289,11 @@ class TorchEngine:
         if state.num_output_tokens == len(state.job.output):
             state.num_cached_tokens = min(chunk.num_cached, state.num_prompt_tokens)
 
-    def _accept(self, state: SequenceState, choice: Draw) -> TokenOut:
-        return state.accept(choice.token, choice.logprob, choice.top)
-
     # -- tensors
 
-    def _batch(self, chunks: Sequence[Chunk], evictable: Iterator[BlockHash]) -> Batch:
-        """Pack the step, taking the KV blocks that it needs."""
-        rows, size = self._rows, self.block_size
+    def _batch(self, chunks: Sequence[Chunk], evictable: Iterator[BlockHash], num_decodes: int) -> Batch:
+        """Pack the step, taking the KV blocks that it needs: all decoding sequences, or none of them."""
+        rows, size = self._rows if num_decodes else self._no_rows(), self.block_size
         slots = [rows.step(lambda request, length: self._blocks.extend(request, length, evictable))]
         tokens, positions = [rows.tokens], [rows.lengths.astype(np.int64) - 1]
         spans = []
@@ -228,13 +318,6 @@ class TorchEngine:
             longest=longest,
             spans=spans,
         )
-
-    @torch.inference_mode()
-    def _forward(self, batch: Batch, rows: Tensor, states: Sequence[SequenceState] = ()) -> list[Draw]:
-        """Run the batch through all layers, and draw a token for each of `states` from `rows` of the result."""
-        x = self._decoder.embed(batch.tokens)
-        x = self._decoder.run(x, batch, self._cache, 0, self._decoder.config.num_layers)
-        return draw(self._decoder.logits(x[rows]), states) if len(rows) else []
 
     def _put(self, array: NDArray[Any]) -> Tensor:
         """To the model's device; on a CPU a window on the same memory."""

@@ -332,7 +332,13 @@ class Fetch:
         """All chunks of a section are here: it is right, or has to come again."""
         name = self._region.sections[section].name
         if lane is not None and name not in self._region.sums:
-            self._region.expect({name: self._checksum(lane, name)})
+            try:
+                self._region.expect({name: self._checksum(lane, name)})
+            except SquallError:  # the lane goes, and with it the only one who could vouch for these bytes
+                self._region.discard(section)
+                with self._changed:
+                    self._orphans = sorted({*self._orphans, *self._region.chunks_of(section)})
+                raise
         good = self._region.accept(section)
         with self._changed:
             if good:

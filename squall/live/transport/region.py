@@ -166,6 +166,11 @@ class Region:
             self._set(section, good)
             return good
 
+    def discard(self, section: int) -> None:
+        """What has arrived of a section is to come again."""
+        with self._changed:
+            self._set(section, False)
+
     def fail(self, reason: str | None) -> None:
         """Nothing more will arrive, and why; None: it will again."""
         with self._changed:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from squall.errors import TransferFailed
+from squall.errors import PeerLost, TransferFailed
 from squall.live.transport.fetch import Fetch, Fetched, Source
 from squall.live.transport.multicast import chains, striped
-from tests.live.transport.conftest import Node, Wire, fill, make_region, same
+from tests.live.transport.conftest import Node, Wire
+from tests.live.transport.regions import fill, make_region, same
 
 MakeWire = Callable[..., Wire]
 
@@ -164,6 +165,25 @@ def test_a_source_that_falls_silent_is_lost(node: Node, wire: MakeWire) -> None:
     result = Fetch(node("target", patience_s=0.2), here, [Source((silent.address,)), other]).run()
     assert same(there, here)
     assert result.num_bytes["other"] > 0
+
+
+def test_a_source_that_goes_before_it_knew_the_checksums_is_replaced(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All bytes of a section are here, but whoever sent them is gone before it could say what they should be."""
+    there, relay, here = fill(make_region()), make_region(), make_region()
+    middle = node("middle", [relay])
+
+    def gone(*_: object) -> int:
+        raise PeerLost("gone")
+
+    sources = [Source(middle.addresses), Source(node("source", [there]).addresses, standby=True)]
+    fetch = Fetch(node("target"), here, sources)
+    monkeypatch.setattr(fetch, "_checksum", gone)
+    running = Running(fetch)
+    relay.memory[:] = there.memory
+    for chunk in relay.missing():
+        relay.arrive(chunk)
+    running.done()
+    assert same(there, here)
 
 
 def test_without_a_source_left_it_fails_and_says_what_became_of_each(node: Node, wire: MakeWire) -> None:

@@ -1,0 +1,38 @@
+"""A worker's transport in a process of its own, without an engine: `python peer.py NAME full|empty GBPS`.
+
+Prints its addresses, reads its sources (JSON) from standard input, prints how it went, and serves until its input ends. Random
+weights, the same for all who are full.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from squall.errors import TransferFailed
+from squall.live.transport.endpoint import Endpoint
+from squall.live.transport.fetch import Fetch, Source
+from tests.live.transport.regions import TOKEN, fill, make_region
+
+
+def main() -> None:
+    name, kind, gbps = sys.argv[1:]
+    region = make_region()
+    endpoint = Endpoint(name, TOKEN, gbps=float(gbps), patience_s=2.0)
+    endpoint.register(fill(region) if kind == "full" else region)
+    print(json.dumps(endpoint.addresses), flush=True)
+    if kind == "empty":
+        sources = [Source(tuple(addresses), standby=standby) for addresses, standby in json.loads(sys.stdin.readline())]
+        began = time.monotonic()
+        try:
+            result = Fetch(endpoint, region, sources).run()
+            print(json.dumps({"sums": region.sums, "from": result.num_bytes, "s": time.monotonic() - began}), flush=True)
+        except TransferFailed as error:
+            print(json.dumps({"failed": str(error)}), flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

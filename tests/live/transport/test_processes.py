@@ -1,0 +1,88 @@
+"""Weights between real processes, of which some are killed in the middle."""
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from squall.live.transport.multicast import chains
+from tests.live.transport.regions import fill, make_region
+
+GBPS = 0.05
+"""Half a megabyte takes about 75 ms: long enough to be killed in the middle of."""
+
+
+class Peer:
+    def __init__(self, name: str, kind: str) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("peer.py")), name, kind, str(GBPS)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.name = name
+
+    def line(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def fetch(self, sources: list[tuple[tuple[str, ...], bool]]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(sources) + "\n")
+        self.process.stdin.flush()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def fleet() -> Iterator[dict[str, Peer]]:
+    """A source and three receivers."""
+    with ExitStack() as stack:
+        peers = {name: Peer(name, "full" if name == "source" else "empty") for name in ("source", "a", "b", "c")}
+        for peer in peers.values():
+            stack.callback(peer.close)
+        yield peers
+
+
+def begin(fleet: dict[str, Peer], backend: int) -> None:
+    addresses = {name: (peer.line()[backend],) for name, peer in fleet.items()}
+    plan = chains(["source"], [name for name in fleet if name != "source"], addresses)
+    for name, sources in plan.items():
+        fleet[name].fetch([(each.addresses, each.standby) for each in sources])
+
+
+SUMS = fill(make_region()).sums
+
+
+@pytest.mark.parametrize("backend", [0, -1], ids=["shm", "tcp"])
+def test_a_chain_of_three_processes(fleet: dict[str, Peer], backend: int) -> None:
+    begin(fleet, backend)
+    results = {name: fleet[name].line() for name in "abc"}
+    assert [result["sums"] for result in results.values()] == [SUMS] * 3
+    assert [list(result["from"]) for result in results.values()] == [["source"], ["a"], ["b"]]
+
+
+@pytest.mark.parametrize("backend", [0, -1], ids=["shm", "tcp"])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_middle_one_is_killed(fleet: dict[str, Peer], backend: int, seed: int) -> None:
+    begin(fleet, backend)
+    time.sleep(random.Random(seed).uniform(0, 0.1))
+    fleet["a"].process.kill()
+    assert [fleet[name].line().get("sums") for name in "bc"] == [SUMS] * 2
+
+
+@pytest.mark.parametrize("backend", [0, -1], ids=["shm", "tcp"])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_source_is_killed(fleet: dict[str, Peer], backend: int, seed: int) -> None:
+    """Each receiver ends with all of it, or without and a reason; nobody waits for ever."""
+    begin(fleet, backend)
+    time.sleep(random.Random(seed).uniform(0, 0.1))
+    fleet["source"].process.kill()
+    for name in "abc":
+        result = fleet[name].line()
+        assert result.get("sums") == SUMS or "is held by no source that is left" in result["failed"]
