@@ -8,14 +8,14 @@ from msgspec.structs import replace
 
 from squall.core.actions import Chunk, RunSteps
 from squall.errors import ConfigError
-from squall.perf.catalogue import resolve_model
+from squall.perf.catalogue import CONFIGS, resolve_model
 from squall.perf.composed import Composed, Surface, interval_of, shares_of
 from squall.perf.decompose import Layout
 from squall.perf.efficiency import Efficiency, efficiency_of
 from squall.perf.hardware import GPUS
 from squall.perf.layers import Attention, Mlp
 from squall.perf.operators import AttentionShape, Estimate, Provenance
-from squall.perf.roofline import RooflineSource
+from squall.perf.roofline import RooflineSource, layout_of
 from squall.perf.spec import Layers, ModelSpec
 from squall.perf.speculation import Speculation
 
@@ -161,6 +161,20 @@ def test_the_explanation_adds_up_to_the_price() -> None:
     price = model.run(RunSteps(0, 1, 16, 16 * 1024, (Chunk(0, 0, 256, 0, True),)), 1)[0].first / 16e9
     assert price == pytest.approx(seconds, rel=0.01)
     assert low < seconds < high
+
+
+@pytest.mark.parametrize("gpu", ["t4", "b200"])
+def test_every_known_model_is_priced_in_two_stages_that_add_up(gpu: str) -> None:
+    shape = RunSteps(0, 1, 16, 16 * 2000, (Chunk(0, 100, 1000, 0, True),))
+    for name in CONFIGS:
+        model = resolve_model(name)
+        tp = next(tp for tp in (8, 4, 2, 1) if model.can_share(tp))
+        layout = layout_of(model, GPUS[gpu], Layout(tp, 2, tp if model.num_experts else 1), "auto", "auto")
+        source = RooflineSource(GPUS[gpu], dtype=layout.dtype)
+        priced = Composed(model, gpu, layout, [source], source.efficiency)
+        price = priced.run(shape, 1)[0].first / 16
+        assert sum(priced.stages(shape)) == pytest.approx(price, rel=1e-4), name
+        assert interval_of(priced.explain(shape))[0] * 1e9 == pytest.approx(price, rel=0.02), name
 
 
 def test_speculation_and_pipelines_do_not_go_together() -> None:
