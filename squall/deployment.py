@@ -36,10 +36,10 @@ class Batch(Struct, frozen=True):
 def plain_plan(config: Config) -> FleetPlan:
     """The fleet's bounds and patience, on a cluster of which nothing else is known: weights are just there."""
     fleet, replica = config.fleet, config.replica
-    if config.cluster.gpu.lower() == "cpu":
-        num = per_node = fleet.num_maximum
-    else:
-        num = num_slots(config.cluster, replica)
+    elastic = any(bounds.minimum < bounds.maximum for bounds in fleet.bounds.values())
+    num = per_node = fleet.num_maximum  # a fixed fleet has its GPUs, and no others
+    if config.cluster.gpu.lower() != "cpu":
+        num = num_slots(config.cluster, replica) if elastic else num
         per_node = max(1, config.cluster.gpus_per_node // (replica.tp * replica.pp))
     patience = Patience(
         up_interval=_nanos(fleet.up_interval_s),

@@ -92,17 +92,18 @@ class Highest:
     def __init__(self, window: Nanos) -> None:
         self._window = window
         self._since: Nanos | None = None
-        self._said: deque[tuple[Nanos, int]] = deque()  # ascending in time, descending in number
+        self._said: deque[tuple[Nanos, int]] = deque()  # descending; each held until the next one begins
 
     def add(self, now: Nanos, number: int) -> None:
         """Somebody says `number` now; it holds until something else is said."""
         if self._since is None:
             self._since = now
         said = self._said
+        since = now
         while said and said[-1][1] <= number:
-            said.pop()
-        said.append((now, number))
-        while len(said) > 1 and said[1][0] <= now - self._window:  # what was said first held until the second was said
+            since, _ = said.pop()
+        said.append((since, number))
+        while len(said) > 1 and said[1][0] <= now - self._window:
             said.popleft()
 
     def over_window(self, now: Nanos) -> int | None:

@@ -26,12 +26,14 @@ from squall.core.events import (
     Progressed,
     ReplicaLost,
     ReplicaStopped,
+    ScaleWanted,
     Submitted,
 )
 from squall.core.fleet_plan import FleetPlan
 from squall.core.lifecycle import Phase
 from squall.core.router import Router
-from squall.core.types import CONTROLLER, ROUTER, MachineId, ReplicaId, Request, RequestId
+from squall.core.types import CONTROLLER, ROUTER, MachineId, ReplicaId, Request, RequestId, Role
+from squall.deployment import plain_plan
 from squall.errors import ConfigError, Rejected, ReplicaFailed, SquallError
 from squall.eventlog import EventLog
 from squall.live.driver import Driver, Priority
@@ -60,6 +62,7 @@ class Head:
         log: of events and actions; None writes none.
         say: tells a person what happens to replicas, one line each.
         silence_s: after how much silence a replica counts as lost.
+        plan: what the fleet stands on; the configuration's bounds and nothing else when None.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Head:
         log: EventLog | None = None,
         say: Callable[[str], None] = lambda _: None,
         silence_s: float = SILENCE_S,
+        plan: FleetPlan | None = None,
     ) -> None:
         self.model_names = tuple(model_names)
         self.created = int(time.time())
@@ -87,8 +91,11 @@ class Head:
         self._prefix_cache = bool(getattr(config.batching, "prefix_cache", False))
         self._secret = secrets.token_bytes(32)
         self._hashed: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
-        self._router = Router(config.route, config.queue.max_requests, config.queue.max_tokens, config.queue.max_retries)
-        self._controller = Controller(FleetPlan.fixed(config.fleet.num_initial), config.scale)
+        plan = plan or plain_plan(config)
+        queue = config.queue
+        self._router = Router(config.route, queue.max_requests, queue.max_tokens, queue.max_retries, plan.is_elastic)
+        self._controller = Controller(plan, config.scale)
+        self._controller.traffic = self._router
         self._driver = Driver(
             {ROUTER: self._router, CONTROLLER: self._controller}, self._perform, log.record if log else None, after=self._look
         )
@@ -121,6 +128,10 @@ class Head:
     def failed(self) -> bool:
         """A bug stopped the machines: nothing is decided any more. Its traceback went to the loop's exception handler."""
         return self._driver.failed
+
+    def want(self, role: Role, count: int | None) -> None:
+        """So many replicas of a role, whatever the policy says, within the fleet's bounds; None gives it back to the policy."""
+        self._driver.post(CONTROLLER, ScaleWanted(role, count), Priority.ARRIVAL)
 
     async def drain(self, timeout_s: float) -> None:
         """Take nothing new, finish what runs (for at most so long), and bring the fleet down."""

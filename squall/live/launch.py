@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -79,9 +79,9 @@ class LocalLauncher:
         self._workers: dict[tuple[ReplicaId, ...], _Worker] = {}
         self._wanted: set[ReplicaId] = set()
 
-    def prepare(self) -> None:
-        """Start all processes now, so that they import their libraries while we import ours."""
-        for group in self._groups:
+    def prepare(self, replicas: Iterable[ReplicaId]) -> None:
+        """Start the processes of these replicas now, so that they import their libraries while we import ours."""
+        for group in dict.fromkeys(self._group(replica) for replica in replicas):
             self._workers[group] = self._spawn(group)
 
     async def start(self, replica: ReplicaId) -> str:

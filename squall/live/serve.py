@@ -17,8 +17,12 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from squall import config as configuration
 from squall.config import Config
+from squall.core.fleet_plan import FleetPlan
+from squall.deployment import plain_plan
 from squall.errors import ConfigError, ModelError, SquallError
 from squall.eventlog import open_log, write_merged
 from squall.live.launch import LocalLauncher
@@ -51,12 +55,13 @@ def serve(config: Config, directory: Path, say: Say) -> None:
     """
     began = monotonic()
     model = served_model(config)
+    plan = _plan(config, model)
     with contextlib.closing(_listen(config.serve.host, config.serve.port)) as listener:
         logs = _make(directory, config)
         launcher = _launcher(config, directory, logs)
         try:
-            launcher.prepare()
-            run(_serve(config, model, launcher, listener, logs, say, began))
+            launcher.prepare(range(config.fleet.num_initial))
+            run(_serve(config, model, plan, launcher, listener, logs, say, began))
         finally:
             launcher.kill_all()
             if config.serve.event_log:
@@ -111,14 +116,33 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _launcher(config: Config, directory: Path, logs: Path) -> LocalLauncher:
-    """Emulated replicas share one process: they sleep nearly all the time."""
-    replicas = range(config.fleet.num_initial)
+    """A process for each replica that there may be. Emulated ones share one: they sleep nearly all the time."""
+    replicas = range(plain_plan(config).slots.num)
     groups = [tuple(replicas)] if config.serve.engine == "emulated" else [(replica,) for replica in replicas]
     return LocalLauncher(directory / "config.toml", logs, groups)
 
 
+def _plan(config: Config, model: ServedModel) -> FleetPlan:
+    """What the fleet stands on. Of an emulated one its capacity is known, too, in the emulation's time."""
+    if config.fleet.mode != "colocated":
+        raise ConfigError('fleet.mode = "disaggregated" cannot be served yet; use "colocated" with fleet.replicas')
+    plan = plain_plan(config)
+    if config.serve.engine != "emulated" or not plan.is_elastic:
+        return plan
+    from squall.live.engine.build import emulated_capacity
+
+    return replace(plan, capacity=emulated_capacity(config, model))
+
+
 async def _serve(
-    config: Config, model: ServedModel, launcher: LocalLauncher, listener: socket.socket, logs: Path, say: Say, began: float
+    config: Config,
+    model: ServedModel,
+    plan: FleetPlan,
+    launcher: LocalLauncher,
+    listener: socket.socket,
+    logs: Path,
+    say: Say,
+    began: float,
 ) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a connection that ends is no news to a person
     import uvicorn  # only now: the workers are starting meanwhile
@@ -129,7 +153,7 @@ async def _serve(
     log = None
     if config.serve.event_log:
         log = open_log(logs / "events-head.jsonl.zst", given_up=lambda error: say(f"the event log ends here: {error.strerror}"))
-    head = Head(config, model.names, model.tokenizer(), model.max_model_len, launcher, log, say)
+    head = Head(config, model.names, model.tokenizer(), model.max_model_len, launcher, log, say, plan=plan)
     settings = uvicorn.Config(
         create_app(head, config),
         log_level="warning",

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from squall.config import Config
+from squall.core.fleet_view import Capacity
+from squall.deployment import full_plan
 from squall.errors import ConfigError, ModelError
 from squall.live.engine.interface import Engine
 from squall.live.served import ServedModel
@@ -35,6 +39,20 @@ def _emulated(config: Config, model: ServedModel, gpu: Gpu) -> Callable[[], Engi
     blocks, tokenizer = _num_blocks(config, model, gpu), model.tokenizer()
     size, longest, dilation = config.replica.block_size, model.max_model_len, config.serve.time_dilation
     return lambda: EmulatedEngine(latency, blocks, size, longest, tokenizer, dilation)
+
+
+def emulated_capacity(config: Config, model: ServedModel) -> Capacity:
+    """What one emulated replica can do, in the time of the wall. Raises as `engine_maker`."""
+    gpu, dilation = _accelerator(config), config.serve.time_dilation
+    latency = latency_model(config.latency, model.spec, gpu, config.replica)
+    found = full_plan(config, model.spec, gpu, latency, _num_blocks(config, model, gpu)).capacity
+    assert found is not None
+    return replace(
+        found,
+        prefill_tokens_per_s=found.prefill_tokens_per_s / dilation,
+        decode_tokens_per_s=found.decode_tokens_per_s / dilation,
+        load_s=0.0,  # its weights are pretended, too
+    )
 
 
 def _torch(config: Config, model: ServedModel, gpu: Gpu) -> Callable[[], Engine]:

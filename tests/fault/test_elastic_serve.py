@@ -1,0 +1,73 @@
+"""A service whose fleet grows in a burst and shrinks after it, with workers of its own."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from squall import config as configuration
+from squall.core.types import Role
+from squall.deployment import plain_plan
+from squall.live.engine.interface import Sampling
+from squall.live.head import Head
+from squall.live.launch import LocalLauncher
+from squall.live.served import served_model
+
+SETTINGS = (
+    "serve.engine=emulated",
+    "model.name=llama-3.1-8b",
+    "cluster.gpu=h100-sxm",
+    "serve.time_dilation=0.5",
+    "fleet.replicas={min=1, max=2}",
+    "fleet.down_window_s=0.5",
+    "fleet.idle_ttl_s=0.1",
+    "scale={kind='concurrency', target=4, utilisation=1, stable_s=0.4}",
+)
+
+
+def numbers(head: Head) -> dict[int, str]:
+    return {replica.replica: replica.phase for replica in head.stats().replicas}
+
+
+async def until(head: Head, phases: dict[int, str]) -> None:
+    while numbers(head) != phases:
+        await asyncio.sleep(0.01)
+
+
+async def text_of(head: Head, spoken: Any, seed: int, tokens: int) -> None:
+    stream = head.submit(tuple(b"hello"), Sampling(max_tokens=tokens, seed=seed))
+    assert "".join([out.text async for out in stream]) == spoken(seed, tokens)
+
+
+async def test_a_second_worker_comes_with_a_burst_and_goes_after_it_and_no_client_notices(tmp_path: Path, spoken: Any) -> None:
+    """field issues 12, 48 and 49: the fleet shrinks again, and a replica that goes finishes what it has."""
+    config = configuration.load(None, SETTINGS)
+    path = tmp_path / "config.toml"
+    path.write_text(configuration.dumps(config), encoding="utf-8")
+    launcher = LocalLauncher(path, tmp_path, [(0,), (1,)])
+    model = served_model(config)
+    said: list[str] = []
+    plan = plain_plan(config)
+    plan = replace(plan, slots=replace(plan.slots, num=2))
+    head = Head(config, model.names, model.tokenizer(), model.max_model_len, launcher, say=said.append, plan=plan)
+    head.start()
+    try:
+        await until(head, {0: "ready"})
+        burst = [asyncio.create_task(text_of(head, spoken, seed, 1500)) for seed in range(12)]
+        await until(head, {0: "ready", 1: "ready"})
+        assert launcher.pid(1) is not None
+        late = [asyncio.create_task(text_of(head, spoken, seed, 20)) for seed in range(100, 108)]
+        await asyncio.gather(*burst, *late)
+        while launcher.pid(0) is not None and launcher.pid(1) is not None:
+            await asyncio.sleep(0.02)
+        await text_of(head, spoken, 7, 20)  # whoever is left still serves
+        head.want(Role.BOTH, 2)
+        await until(head, {0: "ready", 1: "ready"})
+        assert any("1 -> 2 replicas" in line for line in said)
+        assert "both: 1 -> 2 replicas: asked for" in said
+        assert any("2 -> 1 replicas" in line for line in said)
+        await asyncio.gather(*(text_of(head, spoken, seed, 30) for seed in range(8)))
+    finally:
+        await head.close()
+        launcher.kill_all()
