@@ -7,6 +7,7 @@ on a grid of sizes and contexts; where a source dips, the price stays. A step th
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from math import hypot
 
 from msgspec import Struct
@@ -89,10 +90,13 @@ class Composed:
         parts = [StageCurves([stage], ask, self.terms, longest, not layout.overlap_send, index == 0)
                  for index, stage in enumerate(self._cut)]  # fmt: skip
         self.source = self._name(place)
+        if speculation is not None:
+            self.source += f", {speculation.draft_tokens} tokens drafted a step"
         self._whole = CurvePrices(self.source, self.curves)
         if speculation is not None:
             drafting = draft.curves if draft is not None else None
             self._whole = speculative_prices(self.source, self.curves, speculation, drafting)
+        self._sending: Callable[[int], Nanos] = cache(self._sending_for)
         self._parts = [self._whole] if layout.pp == 1 else [CurvePrices(self.source, part) for part in parts]
 
     def run(self, shape: BatchShape, steps: int) -> list[Progression]:
@@ -103,11 +107,14 @@ class Composed:
         """See `LatencyModel.stages`. With `overlap_send` handing on hides behind the stage's own work."""
         busy = [part.run(shape, 1)[0].first // UNITS_PER_NANO for part in self._parts]
         if self.layout.overlap_send:
-            tokens = shape.num_decodes + sum(chunk.num_tokens for chunk in shape.chunks)
-            for index, stage in enumerate(self._cut):
-                if stage.send:
-                    busy[index] = max(busy[index], round(_best(self.sources, _asks(stage.send, tokens))[0].seconds * 1e9))
+            sending = self._sending(shape.num_decodes + sum(chunk.num_tokens for chunk in shape.chunks))
+            busy[:-1] = [max(own, sending) for own in busy[:-1]]
         return tuple(busy)
+
+    def _sending_for(self, tokens: int) -> Nanos:
+        """How long handing on to any next stage takes."""
+        send = self._cut[0].send
+        return round(_best(self.sources, _asks(send, tokens))[0].seconds * 1e9) if send else 0
 
     # -- what it is made of
 
