@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.scoreboard import operators, published, rtx4090, silicon  # noqa: E402
+from benchmarks.scoreboard import operators, published, rtx4090, silicon, theirs  # noqa: E402
 from benchmarks.scoreboard.rows import Row  # noqa: E402
 from squall.perf.tables.installed import installed_root  # noqa: E402
 
@@ -35,7 +35,9 @@ def compare(smoke: bool) -> Iterator[Row]:
     if installed_root() is None:
         print("(no aiconfigurator-core: its deployments are priced from the datasheet only)")
     else:
-        yield from silicon.compare(SHARED, 40 if smoke else 1)[0]
+        rows, points = silicon.compare(SHARED, 40 if smoke else 1)
+        yield from rows
+        yield from theirs.compare(points)
     for kind in ("datasheet",) if smoke else ("roofline", "datasheet"):
         yield from silicon.compare(SHARED, 40 if smoke else 1, kind)[0]
     yield from operators.compare(SHARED, 20 if smoke else 1)
@@ -83,7 +85,7 @@ def main() -> int:
     part = "smoke" if smoke else "full"
     kept = json.loads(SUMMARY.read_text()) if SUMMARY.is_file() else {}
     if "--write" in sys.argv:
-        kept[part] = {row.key: round(row.value, 2) for row in rows}
+        kept[part] = {row.key: round(row.value, 2) for row in rows if not row.key.startswith("theirs.")}
         SUMMARY.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
         print(f"wrote {SUMMARY}")
     regressions = worse(rows, kept.get(part, {}))

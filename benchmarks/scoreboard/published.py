@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from benchmarks.scoreboard.rows import Row, errors, spread_rows
-from benchmarks.scoreboard.silicon import FRONT_S
+from benchmarks.scoreboard.silicon import FRONT_S, requests
 from squall.config import Config, ReplicaSpec
 from squall.core.actions import Chunk, RunSteps
 from squall.perf.catalogue import resolve_model
@@ -19,6 +19,7 @@ from squall.perf.composed import Composed
 from squall.perf.decompose import Layout
 from squall.perf.efficiency import efficiency_of
 from squall.perf.hardware import resolve_gpu
+from squall.perf.operators import OperatorSource
 from squall.perf.roofline import RooflineSource
 from squall.perf.tables.aiconfigurator import of_system, read_aiconfigurator
 from squall.perf.tables.reading import tables_in
@@ -43,7 +44,7 @@ def tables(shared: Path, gpu: str) -> TableSource:
 def latency(shared: Path, gpu: str, model: str, tp: int, weights: str, kv: str, launch_s: float = 0.0) -> Composed:
     sheet = resolve_gpu(gpu)
     layout = Layout(tp=tp, weight_dtype=weights, kv_dtype=kv)
-    sources = [tables(shared, gpu), RooflineSource(sheet)]
+    sources: list[OperatorSource] = [tables(shared, gpu), RooflineSource(sheet)]
     return Composed(resolve_model(model), sheet.name, layout, sources, efficiency_of(sheet), launch_s=launch_s)
 
 
@@ -80,13 +81,11 @@ def nim(shared: Path) -> list[Row]:
     model = latency(shared, "h100-sxm", "llama-3.3-70b", 2, "fp8", "fp8")
     for row in frame.iter_rows(named=True):
         clients, prompt, output = (int(row[key]) for key in ("batch_or_concurrency", "isl", "osl"))
-        offered = [
-            OfferedRequest(id, 0, prompt, output, after=id - clients if id >= clients else -1) for id in range(3 * clients)
-        ]
+        offered = list(requests({"id": "", "isl": prompt, "osl": output}, clients, 3))
         config = Config(replica=ReplicaSpec(tp=2), batching=Vllm(256, 8192))
         done = simulate(config, offered, model, 20_000).requests
-        ttft = 1e3 * FRONT_S + np.mean([row.first_token_at - row.arrived_at for row in done if row.id >= clients]) / 1e6
-        itl = np.mean([(row.finished_at - row.first_token_at) / (row.num_output_tokens - 1) for row in done]) / 1e6
+        ttft = 1e3 * FRONT_S + float(np.mean([row.first_token_at - row.arrived_at for row in done if row.id >= clients])) / 1e6
+        itl = float(np.mean([(row.finished_at - row.first_token_at) / (row.num_output_tokens - 1) for row in done])) / 1e6
         off[row["metric"]].append(float(errors([ttft if row["metric"] == "ttft" else itl], [float(row["value"])])[0]))
     setup = "NVIDIA NIM 1.8, Llama-3.3-70B fp8 on 2 x H100, closed loop"
     return [

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 
 class Row(Struct, frozen=True):
@@ -33,12 +34,15 @@ class Row(Struct, frozen=True):
         return "met" if met else "missed"
 
 
-def errors(predicted: Sequence[float], measured: Sequence[float]) -> np.ndarray:
+def errors(predicted: Sequence[float], measured: Sequence[float]) -> NDArray[np.float64]:
     """Relative errors in per cent, without their sign."""
-    return 100 * np.abs(np.asarray(predicted, dtype=float) / np.asarray(measured, dtype=float) - 1)
+    off: NDArray[np.float64] = 100 * np.abs(np.asarray(predicted, dtype=float) / np.asarray(measured, dtype=float) - 1)
+    return off
 
 
-def spread_rows(key: str, metric: str, setup: str, off: np.ndarray, median: float | None, p95: float | None = None) -> list[Row]:
+def spread_rows(
+    key: str, metric: str, setup: str, off: NDArray[np.float64], median: float | None, p95: float | None = None
+) -> list[Row]:
     """The median and the 95th percentile of errors."""
     return [
         Row(f"{key}.median", f"{metric}, median error", setup, len(off), float(np.median(off)), median),

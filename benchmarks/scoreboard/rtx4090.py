@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from benchmarks.scoreboard.rows import Row
 from squall.config import Config
@@ -29,6 +30,7 @@ OVERHEAD_S = 1e-4
 """A step beside its kernels: scheduling runs beside them (async_scheduling was on), and steps are replayed from graphs."""
 
 BLOCK = 16
+Values = NDArray[np.float64]
 
 
 def compare(shared: Path) -> list[Row]:
@@ -39,27 +41,28 @@ def compare(shared: Path) -> list[Row]:
     meta = json.loads((folder / "RTX4090_Llama-3.1-8B_meta.json").read_text())
     real, played = of_engine(measured), of_simulation(shared, measured, meta)
     setup = "vLLM 0.19, RTX 4090, Llama-3.1-8B, 300 requests"
-    return [
-        Row(
-            f"rtx4090.{metric}.{name}",
-            f"{metric.upper()} {name}",
-            setup,
-            len(measured),
-            float(100 * abs(figure(played[metric]) / figure(real[metric]) - 1)),
-            2.0,
-        )
-        for metric in ("ttft", "tpot", "e2e")
-        for name, figure in FIGURES.items()
-    ]
+    rows = []
+    for metric in ("ttft", "tpot", "e2e"):
+        told, truth = figures(played[metric]), figures(real[metric])
+        rows += [
+            Row(
+                f"rtx4090.{metric}.{name}",
+                f"{metric.upper()} {name}",
+                setup,
+                len(measured),
+                100 * abs(told[name] / truth[name] - 1),
+                2.0,
+            )
+            for name in truth
+        ]
+    return rows
 
 
-FIGURES = {
-    "mean": lambda values: float(np.mean(values)),
-    **{f"p{percent}": lambda values, percent=percent: float(np.percentile(values, percent)) for percent in (50, 90, 99)},
-}
+def figures(values: Values) -> dict[str, float]:
+    return {"mean": float(np.mean(values))} | {f"p{percent}": float(np.percentile(values, percent)) for percent in (50, 90, 99)}
 
 
-def of_engine(measured: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+def of_engine(measured: list[dict[str, Any]]) -> dict[str, Values]:
     """What its own clock says; arrivals are by another clock, which the shortest way into the queue relates to it."""
     shift = min(row["arrival_time"] - row["queued_ts"] for row in measured)
     arrived, first, last = (
@@ -70,7 +73,7 @@ def of_engine(measured: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     return {"ttft": first - arrived, "tpot": (last - first) / (outputs - 1), "e2e": last - arrived}
 
 
-def of_simulation(shared: Path, measured: list[dict[str, Any]], meta: dict[str, Any]) -> dict[str, np.ndarray]:
+def of_simulation(shared: Path, measured: list[dict[str, Any]], meta: dict[str, Any]) -> dict[str, Values]:
     gpu, model = resolve_gpu("rtx4090"), resolve_model(meta["model"])
     source = read_llmservingsim(shared / "data" / "op_profiles" / "rtx4090_llama-3.1-8b", gpu).source()
     sampling = source.sampling(32)
