@@ -11,7 +11,7 @@ Knows no topology (`sim.fabric` has links and paths), no weights and no KV.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final, NamedTuple
 
 from squall.core.types import Nanos
@@ -317,6 +317,7 @@ class Network:
         for follower in flow.followers:
             follower.upstream = None
             follower.tied = False
+        for follower in flow.followers:
             if not follower.started:
                 self._open(follower)  # the upstream had less than a chunk
             elif follower not in concerned:
@@ -401,26 +402,50 @@ def fair_rates(flows: Iterable[Flow]) -> dict[Flow, int]:
             if link.demand > link.bandwidth:
                 left[link] = link.bandwidth
                 sharing[link] = sharing.get(link, 0) + 1
+    shares = [(left[link] // number, place, link) for place, (link, number) in enumerate(sharing.items())]
+    heapify(shares)
+    slowest_first, at = sorted(growing, key=_narrowest), 0
     while growing:
-        full, level = None, UNLIMITED
-        for link, number in sharing.items():
-            if number and left[link] // number < level:
-                full, level = link, left[link] // number
-        capped = min(growing, key=_narrowest)
-        if capped.narrowest <= level:
-            full, level = None, capped.narrowest
-        stopping = [capped] if full is None else [flow for flow in full.flows if flow in growing]
-        for flow in stopping:
-            if flow not in growing:
-                continue
-            del growing[flow]
-            rates[flow] = level
-            for link in flow.path:
-                if link in sharing:
-                    left[link] -= level
-                    sharing[link] -= 1
-            stopping += [follower for follower in flow.followers if follower.tied and follower in growing]
+        full, level = _fullest(shares, left, sharing)
+        before = at
+        while at < len(slowest_first) and slowest_first[at].narrowest <= level:  # these leave the links no fuller for the others
+            _stop(slowest_first[at], slowest_first[at].narrowest, growing, rates, left, sharing)
+            at += 1
+        if full is not None and at == before:
+            for flow in full.flows:
+                _stop(flow, level, growing, rates, left, sharing)
     return rates
+
+
+def _fullest(shares: list[tuple[int, int, Link]], left: dict[Link, int], sharing: dict[Link, int]) -> tuple[Link | None, int]:
+    """The link whose growing flows get least, and what each gets. `shares` is a heap with old shares, which only ever grow."""
+    while shares:
+        share, place, link = shares[0]
+        number = sharing[link]
+        if not number:
+            heappop(shares)
+        elif left[link] // number > share:
+            heapreplace(shares, (left[link] // number, place, link))
+        else:
+            return link, share
+    return None, UNLIMITED
+
+
+def _stop(
+    flow: Flow, level: int, growing: dict[Flow, None], rates: dict[Flow, int], left: dict[Link, int], sharing: dict[Link, int]
+) -> None:  # fmt: skip
+    """It has its rate, and those that are tied to it grow no more."""
+    stopping = [flow]
+    for stopped in stopping:
+        if stopped not in growing:
+            continue
+        del growing[stopped]
+        rates[stopped] = level
+        for link in stopped.path:
+            if link in sharing:
+                left[link] -= level
+                sharing[link] -= 1
+        stopping += [follower for follower in stopped.followers if follower.tied]
 
 
 def _narrowest(flow: Flow) -> int:

@@ -261,6 +261,16 @@ def test_one_source_feeds_several_and_ties_end_with_it() -> None:
     assert ends(network) == {0: SECOND, 1: 1025 * MILLISECOND, 2: 1050 * MILLISECOND}
 
 
+def test_followers_of_one_that_ends_are_free_before_the_next_begins() -> None:
+    network = Network({"a": 2 * G, "b": 4 * G})
+    network.start(0, ["a"], 2 * G, 0)
+    network.start(1, ["b"], 2 * G, 0, after=0, chunk=9 * G)  # begins when the first has ended: there is less than a chunk of it
+    network.start(2, ["b"], 2 * G, 0, after=0, chunk=1 * G)  # as fast as the first, until then
+    network.advance(SECOND)
+    assert (network.rate(0), network.rate(1), network.rate(2)) == (0, 2 * G, 2 * G)
+    assert ends(network) == {1: 1750 * MILLISECOND, 2: 1500 * MILLISECOND}
+
+
 # -- over time
 
 
