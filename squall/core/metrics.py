@@ -94,7 +94,7 @@ class Observed(Struct):
         pools: KV blocks of each replica.
         stretches: one row after the other, of the columns of `STRETCH`.
         growths: blocks that a replica's decodes take at each of the next `block_size` steps, over and over.
-        phases: when which replica entered which phase of `core.lifecycle.Phase`, in order of time.
+        phases: when which replica entered which phase of `core.lifecycle.Phase`, in which `Role`, in order of time.
         execution: of each request, the time of the steps that worked on it.
         preempted: of each preempted request, the time between losing its KV and the next step that worked on it.
         regenerated: of each preempted request, the tokens that it had when it last lost its KV.
@@ -105,7 +105,7 @@ class Observed(Struct):
     pools: dict[ReplicaId, int] = field(default_factory=dict)
     stretches: array[int] = field(default_factory=lambda: array("q"))
     growths: array[int] = field(default_factory=lambda: array("q"))
-    phases: list[tuple[Nanos, ReplicaId, str]] = field(default_factory=list)
+    phases: list[tuple[Nanos, ReplicaId, str, str]] = field(default_factory=list)
     execution: dict[RequestId, Nanos] = field(default_factory=dict)
     preempted: dict[RequestId, Nanos] = field(default_factory=dict)
     regenerated: dict[RequestId, int] = field(default_factory=dict)

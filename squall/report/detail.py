@@ -123,7 +123,7 @@ def held(observed: Observed, ended_at: Nanos) -> dict[ReplicaId, Nanos]:
     """How long each replica had its GPUs: while it was neither off nor failed; all the time where no phase was seen."""
     times = dict.fromkeys(observed.pools, 0 if observed.phases else ended_at)
     since: dict[ReplicaId, Nanos] = {}
-    for at, replica, phase in observed.phases:
+    for at, replica, phase, _ in observed.phases:
         if phase in NOT_HELD:
             times[replica] = times.get(replica, 0) + at - since.pop(replica, at)
         else:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from squall.config import Slo
 from squall.core.lifecycle import Phase
 from squall.core.metrics import UNSET, Observed, Outcome, RunRecord
-from squall.core.types import SECOND, Nanos
+from squall.core.types import SECOND, Nanos, Role
 from squall.errors import ConfigError
 from squall.report.detail import NOT_HELD
 from squall.report.sample import Int64s
@@ -100,19 +100,20 @@ def _engines(observed: Observed, edges: Int64s) -> dict[str, NDArray[np.generic]
 def _fleet(observed: Observed, edges: Int64s, gpus_per_replica: int) -> dict[str, NDArray[np.generic]]:
     """Mean numbers of replicas in each phase, and the accelerator time that they hold."""
     spans: dict[str, list[tuple[Nanos, Nanos]]] = {phase: [] for phase in PHASES}
-    since: dict[int, tuple[Nanos, str]] = {}
-    for at, replica, phase in observed.phases:
+    since: dict[int, tuple[Nanos, str, str]] = {}
+    ends = [(int(edges[-1]), replica, "", "") for replica in {replica for _, replica, *_ in observed.phases}]
+    for at, replica, phase, role in (*observed.phases, *ends):
         if replica in since:
-            began, before = since[replica]
+            began, before, served = since[replica]
             spans.setdefault(before, []).append((began, at))
-        since[replica] = at, phase
-    for began, phase in since.values():
-        spans.setdefault(phase, []).append((began, int(edges[-1])))
+            if before == Phase.READY.value and served != Role.BOTH.value:
+                spans.setdefault(f"{before}_{served}", []).append((began, at))
+        since[replica] = at, phase, role
     levels = {}
-    for phase in PHASES:
-        table = np.array(spans[phase], dtype=np.int64).reshape(-1, 2)
-        levels[phase] = _level(table[:, 0], table[:, 1], edges)
-    held = sum((level for phase, level in levels.items() if phase not in NOT_HELD), np.zeros(len(edges) - 1))
+    for name, during in spans.items():
+        table = np.array(during, dtype=np.int64).reshape(-1, 2)
+        levels[name] = _level(table[:, 0], table[:, 1], edges)
+    held = sum((levels[phase] for phase in PHASES if phase not in NOT_HELD), np.zeros(len(edges) - 1))
     columns: dict[str, NDArray[np.generic]] = {f"replicas_{phase}": level for phase, level in levels.items()}
     columns["gpu_seconds"] = held * np.diff(edges) / SECOND * gpus_per_replica
     return columns

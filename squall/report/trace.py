@@ -93,9 +93,18 @@ def _what(decodes: int, prefills: int) -> str:
 
 def _phases(observed: Observed, begin: Nanos) -> Iterator[TraceEvent]:
     """The lives of replicas, as marks."""
-    for at, replica, phase in observed.phases:
+    for at, replica, phase, role in observed.phases:
         if at >= begin:
-            yield {"ph": "i", "name": phase, "cat": "phase", "s": "p", "pid": replica, "tid": 0, "ts": at / 1e3}
+            yield {
+                "ph": "i",
+                "name": phase,
+                "cat": "phase",
+                "s": "p",
+                "pid": replica,
+                "tid": 0,
+                "ts": at / 1e3,
+                "args": {"role": role},
+            }
 
 
 def _requests(rows: Iterable[RequestRow], begin: Nanos) -> Iterator[TraceEvent]:

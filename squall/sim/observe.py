@@ -16,7 +16,7 @@ from squall.core.machine import Machine
 from squall.core.metrics import Observed
 from squall.core.replica import Replica
 from squall.core.types import CONTROLLER, MachineId, Nanos, ReplicaId, RequestId, RunId
-from squall.perf.latency import LatencyModel
+from squall.perf.latency import LatencyModel, Progression
 from squall.perf.progressions import total
 from squall.sim.driver import EventLog
 
@@ -30,6 +30,11 @@ class Watcher(Protocol):
 
 
 NO_PREFILLS: Final = (0, 0, 0, 0)
+SLOWEST: Final = 10_000
+"""So many times as slow as it should be no replica is."""
+
+Priced = tuple[int, Nanos, int, Progression]
+"""A stretch: its stage, when it began, steps of its run before it, and the prices of its steps."""
 
 Created = Callable[[Nanos, MachineId, Machine], None]
 
@@ -97,7 +102,7 @@ class Observer:
         self._latency = latency
         self._controller: Controller | None = None
         self._replicas: dict[ReplicaId, Replica] = {}
-        self._phases: dict[ReplicaId, str] = {}
+        self._phases: dict[ReplicaId, tuple[str, str]] = {}
         self._running: dict[tuple[ReplicaId, RunId], Running] = {}
         self._stages_free_at: dict[ReplicaId, list[Nanos]] = {}
         self._groups: dict[tuple[ReplicaId, int], Decoded] = {}
@@ -109,6 +114,7 @@ class Observer:
     def created(self, now: Nanos, machine: MachineId, made: Machine) -> None:  # noqa: ARG002 - the instant is every watcher's
         if isinstance(made, Replica):
             self._replicas[machine] = made
+            self._stages_free_at.pop(machine, None)  # a process knows nothing of the one before it
             self.observed.pools[machine] = made.num_blocks
         elif isinstance(made, Controller):
             self._controller = made
@@ -119,7 +125,7 @@ class Observer:
                 self._look_at_fleet(now, event, actions)
             return
         if type(event) is StepsDone:
-            self._end(machine, event)
+            self._end(machine, event, now)
         for action in actions:
             if type(action) is RunSteps:
                 self._begin(machine, action, now)
@@ -156,11 +162,11 @@ class Observer:
             found = self._groups[replica, group] = Decoded()
         return found
 
-    def _end(self, replica: ReplicaId, event: StepsDone) -> None:
+    def _end(self, replica: ReplicaId, event: StepsDone, now: Nanos) -> None:
         """A run has ended after so many steps; write them down, and whose they were."""
         running = self._running.pop((replica, event.run))
         run = running.run
-        time = self._write(replica, running, event.steps)
+        time = self._write(replica, running, event.steps, now)
         group = self._group(replica, run.group)
         if run.num_decodes:
             group.add(time, event.steps)
@@ -176,9 +182,9 @@ class Observer:
                 if request not in event.stopped:
                     self._joined[request] = replica, group, group.time, group.steps
 
-    def _write(self, replica: ReplicaId, running: Running, steps: int) -> Nanos:
-        """Rows of the first `steps` steps of the run; returns how long they were in stages together."""
-        began, run, blocks, growth = running
+    def _write(self, replica: ReplicaId, running: Running, steps: int, now: Nanos) -> Nanos:
+        """Rows of the first `steps` steps of the run, which ended at `now`; returns how long they were in stages together."""
+        _, run, blocks, growth = running
         prefills, last, reserved = NO_PREFILLS, 0, 0
         if run.chunks:
             prefills, last = _prefills(run.chunks)
@@ -186,28 +192,48 @@ class Observer:
         work = (
             run.num_decodes, run.decode_context, *prefills, run.num_decodes + last, blocks, growth if steps > 1 else -1, reserved,
         )  # fmt: skip
-        if self.observed.num_stages > 1:
-            return self._write_stages(replica, began, run.run, self._latency.stages(run), work)
-        at, offset = began, 0
-        for price in self._latency.run(run, steps):
-            row = (replica, 0, run.run, at, price.count, price.first, price.increment, offset, *work)
+        prices = self._priced(replica, running, steps, now)
+        for stage, at, offset, price in prices:
+            row = (replica, stage, run.run, at, price.count, price.first, price.increment, offset, *work)
             self.observed.stretches.extend(row)
+        return sum(total(price, price.count) for _, _, _, price in prices)
+
+    def _priced(self, replica: ReplicaId, running: Running, steps: int, now: Nanos) -> list[Priced]:
+        """The steps' stretches: at the ordinary speed, or so many times as slow (always a whole number) that they end at `now`.
+
+        One run has one speed: a change of it ends the run.
+        """
+        place = self._stages if self.observed.num_stages > 1 else self._in_a_row
+        found, end = place(replica, running, steps, 1)
+        times = 1
+        while end < now and times < SLOWEST:
+            times += 1
+            found, end = place(replica, running, steps, times)
+        if self.observed.num_stages > 1:
+            self._stages_free_at[replica] = [at + total(price, 1) for _, at, _, price in found]
+        return found
+
+    def _in_a_row(self, _: ReplicaId, running: Running, steps: int, times: int) -> tuple[list[Priced], Nanos]:
+        found: list[Priced] = []
+        at, offset = running.began, 0
+        for price in self._latency.run(running.run, steps):
+            if times > 1:
+                price = Progression(price.count, price.first * times, price.increment * times)
+            found.append((0, at, offset, price))
             at += total(price, price.count)
             offset += price.count
-        return at - began
+        return found, at
 
-    def _write_stages(
-        self, replica: ReplicaId, began: Nanos, run: RunId, durations: Sequence[Nanos], work: Sequence[int]
-    ) -> Nanos:
+    def _stages(self, replica: ReplicaId, running: Running, _: int, times: int) -> tuple[list[Priced], Nanos]:
         """One step through a pipeline whose stages are first come, first served."""
-        free_at = self._stages_free_at.setdefault(replica, [0] * len(durations))
-        at = began
-        for stage, duration in enumerate(durations):
+        free_at = self._stages_free_at.get(replica, [0] * self.observed.num_stages)
+        found: list[Priced] = []
+        at = running.began
+        for stage, busy in enumerate(self._latency.stages(running.run)):
             at = max(at, free_at[stage])
-            self.observed.stretches.extend((replica, stage, run, at, 1, duration << 4, 0, 0, *work))
-            at += duration
-            free_at[stage] = at
-        return sum(durations)
+            found.append((stage, at, 0, Progression(1, (busy * times) << 4, 0)))
+            at += busy * times
+        return found, at
 
     def _leave(self, request: RequestId) -> bool:
         """It decodes no more where it did, if it did."""
@@ -233,10 +259,11 @@ class Observer:
         fleet = self._controller.fleet
         named = {of for said in (event, *(a.event if type(a) is Send else a for a in actions)) if (of := _replica(said)) in fleet}
         for replica in sorted(named) or fleet:
-            phase = fleet[replica].life.phase.value
+            member = fleet[replica]
+            phase = member.life.phase.value, member.role.value
             if self._phases.get(replica) != phase:
                 self._phases[replica] = phase
-                self.observed.phases.append((now, replica, phase))
+                self.observed.phases.append((now, replica, *phase))
 
     def _lose(self, event: ReplicaLost) -> None:
         """What it ran ends with the steps that are known to be done."""
@@ -244,7 +271,7 @@ class Observer:
         for key in [key for key in self._running if key[0] == replica]:
             running = self._running.pop(key)
             if event.steps:
-                time = self._write(replica, running, event.steps)
+                time = self._write(replica, running, event.steps, running.began)
                 if running.run.num_decodes:
                     self._group(replica, running.run.group).add(time, event.steps)
         for request in [request for request, joined in self._joined.items() if joined[0] == replica]:

@@ -143,8 +143,11 @@ def test_memory_is_weights_and_blocks() -> None:
     assert found.memory.max == pytest.approx(most)
 
 
+PHASES = [(0, 0, "starting", "prefill"), (5, 0, "ready", "prefill"), (7, 1, "starting", "decode"), (9, 0, "off", "prefill")]
+
+
 def test_a_replica_is_held_from_its_start_to_its_end() -> None:
-    observed = Observed(4, pools={0: 10, 1: 10}, phases=[(0, 0, "starting"), (5, 0, "ready"), (7, 1, "starting"), (9, 0, "off")])
+    observed = Observed(4, pools={0: 10, 1: 10}, phases=PHASES)
     assert held(observed, 20) == {0: 9, 1: 13}
     assert held(Observed(4, pools={0: 10}), 20) == {0: 20}
 
@@ -202,6 +205,14 @@ def test_a_step_over_several_bins_gives_each_its_share() -> None:
     rows = series(record, Slo(), every_s=0.0004, gpus_per_replica=1)
     assert rows["prefill_tokens_per_s"].to_list() == pytest.approx([8000, 8000, 4000, 0, 0])
     assert "slo_violations" not in rows.columns
+
+
+def test_replicas_are_counted_by_phase_and_by_role() -> None:
+    record = RunRecord("simulated", [], play().gaps, ended_at=20, observed=Observed(4, pools={0: 10, 1: 10}, phases=PHASES))
+    [row] = series(record, Slo(), every_s=1.0, gpus_per_replica=2).iter_rows(named=True)
+    assert row["replicas_starting"] == pytest.approx((5 + 13) / 20)
+    assert row["replicas_ready"] == row["replicas_ready_prefill"] == pytest.approx(4 / 20)
+    assert row["gpu_seconds"] == pytest.approx((9 + 13) * 2 / SECOND)
 
 
 def test_the_unfinished_count_as_waiting_or_running_to_the_end_and_break_their_promise() -> None:

@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from squall.config import Config, Fleet, ReplicaSpec
+from squall.config import Config, ReplicaSpec
 from squall.core.metrics import Observed, RunRecord
 from squall.core.types import FOREVER, MILLISECOND, Nanos, RequestId
+from squall.fleet_tables import Fault, Fleet
 from squall.perf.latency import BatchShape, LatencyModel, Progression
 from squall.policies.batching import Vllm
 from squall.report.steps import COLUMNS, Stretches, total, write_steps
@@ -86,7 +87,8 @@ def test_a_preempted_request_is_away_until_a_step_works_on_it_again() -> None:
 
 def test_the_phases_of_the_fleet_are_seen() -> None:
     _, observed = observe([offered(0, 0, 10, 1)], replicas=2)
-    assert observed.phases == [(0, replica, phase) for phase in ("starting", "loading", "warming", "ready") for replica in (0, 1)]
+    phases = ("starting", "loading", "warming", "ready")
+    assert observed.phases == [(0, replica, phase, "both") for phase in phases for replica in (0, 1)]
     assert observed.pools == {0: 100, 1: 100}
 
 
@@ -153,6 +155,28 @@ def test_runs_of_many_steps_are_seen_as_single_steps_are(
     assert (many.execution, many.preempted, many.regenerated) == (single.execution, single.preempted, single.regenerated)
     away = {row.id: row.finished_at - row.scheduled_at - many.execution[row.id] for row in record.requests if row.id != 0}
     assert {id: time for id, time in away.items() if time} == {id: time for id, time in many.preempted.items() if id != 0}
+
+
+@pytest.mark.parametrize("shares", [(1,)])
+def test_a_straggler_is_seen_as_slow_as_it_is(shares: tuple[int, ...]) -> None:
+    """From 20 to 50 ms every step takes four times as long; every stretch still ends where the simulation says."""
+    latency = Linear(fixed=16 * 731_003, context=333, shares=shares)
+    slow = [Fault(at_s=0.02, kind="slow", which=0, factor=0.25, duration_s=0.03)]
+    config = Config(
+        batching=Vllm(8, 64, prefix_cache=False),
+        replica=ReplicaSpec(block_size=4, pp=len(shares)),
+        faults=tuple(slow),
+    )
+    observer = Observer(latency, 4)
+    log, created = watched([observer])
+    record = simulate(config, [offered(i, 2 * i, 20, 40) for i in range(6)], latency, 400, log=log, created=created)
+    rows = table(observer.observed)
+    ends = rows["started_at"] + rows["duration"]
+    assert ends.max() == max(row.finished_at for row in record.requests)
+    slowest, first = rows["duration"].to_numpy().max(), rows["duration"].to_numpy()[: len(shares)].max()
+    assert slowest > 4 * first
+    for row in record.requests:
+        assert observer.observed.execution[row.id] <= row.finished_at - row.scheduled_at
 
 
 def test_looking_changes_nothing() -> None:
