@@ -15,8 +15,8 @@ from squall.core.metrics import RunRecord
 from squall.errors import ConfigError
 from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import resolve_gpu
-from squall.sim.observe import Observer, watched
 from squall.sim.ground import ground
+from squall.sim.observe import Observer, watched
 from squall.sim.prepare import prepare
 from squall.sim.run import simulate
 from squall.workload.build import build
