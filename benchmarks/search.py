@@ -1,0 +1,234 @@
+"""How fast and how exact `squall search` is.
+
+    python benchmarks/search.py [--smoke] [--workers N] [ROW ...]        rows: space grid workers share paper scaling
+
+Targets, on two cores: 1,000 configurations of Llama-2-70B and Qwen-72B under five minutes (`space`); capacities within 2 % of a
+fine grid on 50 random configurations (`grid`); the same answer whatever the number of workers (`workers`); at most 15 % of the
+token-steps that trying everything takes, and the same best (`share`); Vidur's best configuration for LLaMA2-70B on conversation
+lengths (TP 2 x PP 2 on H100, Sarathi, chunk 512, batch 256) in our top three (`paper`); an autoscaled search over the Azure code
+hour, 200 configurations in ten minutes (`scaling`).
+
+Lengths are those of the workload chat-lmsys-1m: generated, by the Vidur paper's statistics. Times are wall seconds, and CPU
+seconds of all processes; other work on the machine shows in the former.
+"""
+
+import logging
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from squall.search.answers import summary_line
+from squall.search.capacity import place_below, rate_at
+from squall.search.command import reasons
+from squall.search.conduct import Conductor
+from squall.search.evaluate import Trial, evaluate
+from squall.search.inquiry import Candidate, Inquiry
+from squall.search.output import Answers
+from squall.search.pool import Inline, Processes, Workers
+from squall.search.result import Job
+from squall.search.setting import Workshop
+from squall.search.space import choices, dimensions, shown, usual_space
+from squall.search.spec import Search, read_search
+from squall.search.store import Store
+from squall.search.strategy import exhaustive, ranked
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = Path(os.environ.get("SQUALL_SHARED", ROOT.parent / "shared")) / "data"
+SLO = {"ttft_p90_s": 2.0, "tbt_p99_s": 0.2}
+
+
+def tree(search: Search, **more: Any) -> dict[str, Any]:
+    """The configuration that is searched."""
+    workload = {"kind": "named", "name": "chat-lmsys-1m", "num_requests": search.num_requests}
+    workload["arrivals"] = {"kind": "poisson", "rate_rps": 1.0}
+    tables = {"model": {"name": "llama-2-70b"}, "cluster": {"gpu": "h100", "nodes": 64}, "slo": SLO, "workload": workload}
+    return tables | more
+
+
+def paper_space() -> dict[str, Any]:
+    """GPU, shares, stages, every batching policy with its bounds."""
+    space = usual_space(Search(max_gpus_per_replica=16), ["a100", "h100"], {})
+    return space | {"replica.tp": [1, 2, 4, 8], "replica.pp": [1, 2, 4]}
+
+
+def asked(**more: Any) -> Search:
+    return read_search("benchmark", {"max_gpus_per_replica": 16, "space": paper_space()} | more)
+
+
+def workers_for(search: Search, count: int) -> Workers:
+    return Inline(Workshop(search)) if count == 1 else Processes(search, count)
+
+
+def searched(search: Search, base: dict[str, Any], count: int) -> tuple[Answers, Conductor, float, float]:
+    """The answers, who found them, wall seconds and CPU seconds."""
+    workers = workers_for(search, count)
+    began, spent = time.perf_counter(), sum(os.times()[:4])
+    conductor = Conductor(search, base, workers, Store(None), "benchmark", lambda _: None)
+    try:
+        answers = conductor.answers()
+    finally:
+        workers.close()
+    return answers, conductor, time.perf_counter() - began, sum(os.times()[:4]) - spent
+
+
+def space(smoke: bool, count: int) -> None:
+    """All configurations of two models."""
+    models = ["llama-2-70b"] if smoke else ["llama-2-70b", "qwen-72b"]
+    narrowed = {"replica.pp": [1], "batching.kind": ["vllm"], "batching.max_num_seqs": [128]} if smoke else {}
+    total, seconds = 0, 0.0
+    for model in models:
+        search = asked(space=paper_space() | narrowed, top=3, num_requests=200 if smoke else 800, warm_up=20 if smoke else 80)
+        answers, conductor, wall, cpu = searched(search, tree(search, model={"name": model}), count)
+        runnable = sum(result.status != "invalid" for result in answers.results)
+        probes = sum(result.probes for result in answers.results)
+        print(
+            f"{model:14} {len(answers.results):6,} configurations, {runnable:,} can be run: {wall:.1f} s wall, {cpu:.1f} s CPU, "
+            f"{60 * runnable / wall:,.0f} a minute, {probes:,} simulations, {conductor.inquiries[0].token_steps:,} token-steps"
+        )
+        for place, one in enumerate(answers.finalists, 1):
+            print(f"    {place}. {one.score_at(one.capacity):.3f} QPS/$, {one.capacity:.2f} req/s: {shown(one.result.choice)}")
+        total, seconds = total + runnable, seconds + wall
+    print(f"1,000 configurations at this pace: {1000 * seconds / total:.0f} s on {count} workers (target: 300 s on two)")
+
+
+def random_jobs(search: Search, number: int) -> list[Job]:
+    """Configurations that can be run, drawn from the space."""
+    inquiry = Inquiry(search, tree(search), Workshop(search), Inline(Workshop(search)), Store(None), "benchmark")
+    combinations = list(choices(dimensions(search.space), search, inquiry.tree))
+    random.Random(0).shuffle(combinations)
+    found: list[Job] = []
+    for place, choice in enumerate(combinations):
+        candidate = inquiry.candidate(place, choice)
+        if isinstance(candidate, Candidate):
+            found.append(candidate.job)
+        if len(found) == number:
+            break
+    return found
+
+
+def grid(smoke: bool, _: int) -> None:
+    """Capacities against a grid of 1 % steps, 12 % to either side."""
+    search = asked(num_requests=200 if smoke else 800, warm_up=20 if smoke else 80)
+    workshop = Workshop(search)
+    off: list[float] = []
+    odd = 0
+    for job in random_jobs(search, 3 if smoke else 50):
+        result = evaluate(workshop, job)
+        if result.capacity_rps is None:
+            continue
+        setting = workshop.setting(job)
+        trial = Trial(search, job, setting)
+        place = place_below(result.capacity_rps, search.tolerance)
+        places = range(place - 12, min(place + 12, place_below(setting.highest_rps, search.tolerance)) + 1)
+        passed = [trial.play(rate_at(each, search.tolerance))[0].passed for each in places]
+        last = max(each for each, good in zip(places, passed, strict=True) if good)
+        odd += passed != sorted(passed, reverse=True)
+        off.append(abs(rate_at(last, search.tolerance) / result.capacity_rps - 1))
+    close = sum(each <= 0.02 for each in off)
+    print(
+        f"{len(off)} capacities: {close} within 2 % of the grid's last rate that passes, the worst off by {100 * max(off):.1f} %"
+    )
+    print(f"    in {odd} of them a lower rate fails where a higher one passes (chance at the edge)")
+
+
+def workers(smoke: bool, count: int) -> None:
+    """The same search on one process and on several."""
+    narrow = {"replica.pp": [1], "batching.kind": ["vllm"]} | ({"replica.tp": [4]} if smoke else {})
+    search = asked(space=paper_space() | narrow, num_requests=200, warm_up=20, top=2, seeds=2)
+    times, found = [], []
+    for number in (1, max(2, count)):
+        answers, _, wall, _ = searched(search, tree(search), number)
+        times.append(wall)
+        found.append((answers.results, answers.finalists))
+    same = "identical" if found[0] == found[1] else "DIFFERENT"
+    print(f"{len(found[0][0])} configurations on 1 and {max(2, count)} workers: {same}; {times[0]:.1f} s and {times[1]:.1f} s")
+
+
+def share(smoke: bool, count: int) -> None:
+    """Token-steps with bounds and early rejection, against capacities of everything."""
+    narrow = {"replica.pp": [1], "batching.kind": ["vllm"]} | ({"replica.tp": [4, 8]} if smoke else {})
+    search = asked(space=paper_space() | narrow, num_requests=200 if smoke else 800, warm_up=20 if smoke else 80, top=1)
+    found: dict[bool, tuple[float | None, int]] = {}
+    for thorough in (False, True):
+        pool = workers_for(search, count)
+        inquiry = Inquiry(search, tree(search), Workshop(search), pool, Store(None), "benchmark")
+        candidates = inquiry.survey(choices(dimensions(search.space), search, inquiry.tree))
+        results = inquiry.ask(candidates, None) if thorough else exhaustive(inquiry, candidates, 1)
+        pool.close()
+        found[thorough] = ranked(results)[0].score, inquiry.token_steps
+    (best, steps), (truth, all_steps) = found[False], found[True]
+    same = "the same best" if best == truth else "ANOTHER best"
+    print(f"{steps:,} of {all_steps:,} token-steps: {100 * steps / all_steps:.1f} % (target: 15 %), {same}")
+
+
+def paper(smoke: bool, count: int) -> None:
+    """Vidur's own space for LLaMA2-70B on conversation lengths, and where its best stands."""
+    kinds = {"batching.kind": ["sarathi", "vllm"], "batching.max_num_seqs": [128, 256, 512]}
+    space = paper_space() | kinds | {"cluster.gpu": ["a100", "h100"], "replica.tp": [2, 4], "replica.pp": [1, 2]}
+    search = asked(space=space, top=3, num_requests=200 if smoke else 800, warm_up=20 if smoke else 80)
+    answers, _, wall, _ = searched(search, tree(search), count)
+    for place, one in enumerate(answers.finalists, 1):
+        print(f"    {place}. {one.score_at(one.capacity):.3f} QPS/$, {one.capacity:.2f} req/s: {shown(one.result.choice)}")
+    theirs = [
+        result
+        for result in answers.results
+        if result.choice.get("batching.kind") == "sarathi" and result.gpu == "h100-sxm"
+        and (result.choice.get("replica.tp"), result.choice.get("replica.pp")) == (2, 2)
+        and result.choice.get("batching.max_num_seqs", 256) == 256 and result.choice.get("batching.chunk_size") == 512
+    ]  # fmt: skip
+    if not theirs:
+        print("    Vidur's best, TP 2 x PP 2, sarathi, chunk 512, batch 256: not in the space, there is no such policy here")
+    for result in theirs:
+        said = f"at most {result.score_at_most:.3f} QPS/$" if result.score_at_most is not None else result.reason
+        print(f"    Vidur's best, TP 2 x PP 2, sarathi, chunk 512, batch 256: {result.status}, {said}")
+    print(f"{len(answers.results)} configurations in {wall:.1f} s; Vidur's published best: 0.2 QPS/$, at its prices")
+
+
+def scaling(smoke: bool, count: int) -> None:
+    """The cheapest fixed fleet for an hour of code completion, and the cheapest that changes its size."""
+    path = SHARED / "traces" / "azure2023_code.csv"
+    if not path.is_file():
+        print(f"no {path}: the Azure code trace of 2023 is needed (set SQUALL_SHARED)")
+        return
+    table: dict[str, Any] = {"kind": "trace", "path": str(path)} | ({"max_requests": 600} if smoke else {})
+    fixed = {"fleet.replicas": {"from": 1, "to": 8, "step": 1}, "replica.tp": [1, 2], "cluster.gpu": ["a100", "h100"]}
+    elastic = {
+        "fleet.replicas": [{"min": low, "max": high} for low in (1, 2) for high in (4, 6, 8)],
+        "scale.kind": ["concurrency", "utilisation", "ttft"], "load.kind": ["disk", "p2p"], "cluster.gpu": ["a100", "h100"],
+    }  # fmt: skip
+    for name, space in (("fixed", fixed), ("elastic", elastic)):
+        search = asked(space=space, objective="usd", top=1)
+        base = tree(search, model={"name": "llama-3-8b"}, workload=table, slo={"ttft_p99_s": 2.0, "tpot_p99_s": 0.1})
+        try:
+            answers, _, wall, _ = searched(search, base, count)
+        except ValueError as error:
+            print(f"{name}: {error}")
+            continue
+        best = answers.finalists[0].result if answers.finalists else None
+        said = f"{best.cost_usd:.2f} USD: {shown(best.choice)}" if best and best.cost_usd is not None else "none keeps the limits"
+        print(f"{name}: {len(answers.results)} configurations in {wall:.1f} s ({summary_line(answers.results)}); {said}")
+        for line in reasons(answers.results):
+            print(f"    {line}")
+
+
+ROWS: dict[str, Callable[[bool, int], None]] = {
+    "space": space, "grid": grid, "workers": workers, "share": share, "paper": paper, "scaling": scaling,
+}  # fmt: skip
+
+
+def main() -> None:
+    logging.disable(logging.WARNING)
+    words = sys.argv[1:]
+    smoke = "--smoke" in words
+    count = int(words[words.index("--workers") + 1]) if "--workers" in words else 2
+    for name in [word for word in words if word in ROWS] or ROWS:
+        print(f"-- {name}")
+        ROWS[name](smoke, count)
+
+
+if __name__ == "__main__":
+    main()
