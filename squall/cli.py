@@ -368,6 +368,19 @@ def report(run: RunDirectory) -> None:
     _end(write_report(read_run(run)), f"squall compare {run} OTHER_RUN")
 
 
+@app.command()
+def doctor() -> None:
+    """Is this machine fit to serve? Exit code 1 where something fails."""
+    from squall.live.doctor import examine
+
+    failed = False
+    for finding in examine():
+        typer.echo(finding.line())
+        failed = failed or finding.verdict == "fail"
+    if failed:
+        raise typer.Exit(1)
+
+
 @models.command("pull")
 def model_pull(name: Annotated[str, typer.Argument(help="Its name.")] = "smollm2") -> None:
     """Fetch a model, once."""

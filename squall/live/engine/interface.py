@@ -151,7 +151,8 @@ class LayerEngine(Engine, Protocol):
         layers_ready: leading layers whose weights have arrived and match their checksums.
     """
 
-    num_layers: int
+    @property
+    def num_layers(self) -> int: ...
 
     @property
     def layers_ready(self) -> int: ...

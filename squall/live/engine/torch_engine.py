@@ -240,6 +240,12 @@ class TorchEngine:
         draws = draw(self._decoder.logits(hidden[split.rows]), states) if states else []
         return [state.accept(choice.token, choice.logprob, choice.top) for state, choice in zip(states, draws, strict=True)]
 
+    @torch.inference_mode()
+    def scores(self, split: Step, hidden: Tensor) -> list[list[float]]:
+        """What `finish` would draw from: the logits of each row that yields a token."""
+        self.weights.arena.require(0, 0, head=True)
+        return self._decoder.logits(hidden[split.rows]).tolist()
+
     def hidden_to_bytes(self, hidden: Tensor) -> memoryview:
         values: Any = hidden.contiguous().view(torch.uint8).cpu().numpy()
         return memoryview(values).cast("B")

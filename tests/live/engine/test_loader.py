@@ -82,7 +82,7 @@ def test_shards_together_are_the_whole(tiny: Path, reading: Reading, size: int) 
 
 
 def test_a_model_that_cannot_be_cut_so_is_refused(tiny: Path) -> None:
-    with pytest.raises(ModelError, match="replica.tp is 3, which does not divide .*'s 4 attention heads"):
+    with pytest.raises(ModelError, match=r"replica\.tp is 3, which does not divide .*'s 4 attention heads"):
         room(tiny, shard=Shard(0, 3))
 
 

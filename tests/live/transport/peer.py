@@ -6,7 +6,6 @@ weights, the same for all who are full.
 
 import json
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
@@ -17,20 +16,24 @@ from squall.live.transport.fetch import Fetch, Source
 from tests.live.transport.regions import TOKEN, fill, make_region
 
 
+def say(what: object) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     name, kind, gbps = sys.argv[1:]
     region = make_region()
     endpoint = Endpoint(name, TOKEN, gbps=float(gbps), patience_s=2.0)
     endpoint.register(fill(region) if kind == "full" else region)
-    print(json.dumps(endpoint.addresses), flush=True)
+    say(endpoint.addresses)
     if kind == "empty":
         sources = [Source(tuple(addresses), standby=standby) for addresses, standby in json.loads(sys.stdin.readline())]
-        began = time.monotonic()
         try:
             result = Fetch(endpoint, region, sources).run()
-            print(json.dumps({"sums": region.sums, "from": result.num_bytes, "s": time.monotonic() - began}), flush=True)
+            say({"sums": region.sums, "from": result.num_bytes})
         except TransferFailed as error:
-            print(json.dumps({"failed": str(error)}), flush=True)
+            say({"failed": str(error)})
     sys.stdin.read()
 
 

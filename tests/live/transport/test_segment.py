@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,15 @@ def unwanted() -> None:
     raise AssertionError("the copy was there")
 
 
+def write(region: Region, fills: list[int] | None = None) -> None:
+    fill(region)
+    if fills is not None:
+        fills.append(1)
+
+
 def load(copies: HostCopies, revision: str = REVISION) -> tuple[Region, bool]:
     region = make_region()
-    return region, copies.load(region, revision, lambda: fill(region) and None)
+    return region, copies.load(region, revision, partial(write, region))
 
 
 def test_the_first_makes_it_and_the_others_load_it(tmp_path: Path) -> None:
@@ -47,7 +54,7 @@ def test_of_many_at_once_one_makes_it(tmp_path: Path) -> None:
 
     def run(index: int) -> None:
         region = make_region()
-        everyone[index].load(region, REVISION, lambda: fills.append(index) or (fill(region) and None))  # type: ignore[func-returns-value]
+        everyone[index].load(region, REVISION, partial(write, region, fills))
         assert region.complete
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(6)]

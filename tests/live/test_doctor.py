@@ -1,0 +1,79 @@
+"""What the doctor finds, on this machine and on worse ones."""
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from squall.errors import ModelError
+from squall.live import doctor, models
+from squall.live.doctor import Finding, examine
+
+
+def find(subject: str) -> Finding:
+    return next(finding for finding in examine() if finding.subject == subject)
+
+
+def test_here_nothing_fails_and_every_warning_says_what_to_do() -> None:
+    findings = list(examine())
+    assert [finding.line() for finding in findings if finding.verdict == "fail"] == []
+    assert all(finding.fix for finding in findings if finding.verdict != "ok")
+    assert {"device", "collectives", "RDMA", "peer access", "transport (tcp)", "shared memory", "open files"} <= {
+        finding.subject for finding in findings
+    }
+
+
+def test_a_finding_is_one_line() -> None:
+    assert Finding("open files", "warn", "at most 64", "ulimit -n 4096").line() == "warn  open files: at most 64; ulimit -n 4096"
+
+
+def test_other_weights_are_noticed(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "find", lambda name: tiny_model)
+    monkeypatch.setattr(doctor, "logits", lambda folder, tokens: [0.0] * 50_000)
+    finding = find("forward pass")
+    assert (finding.verdict, finding.fix != "") == ("fail", True)
+    assert finding.said == "logits differ by 17.4 from those stored"
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def test_without_the_model_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: str) -> Path:
+        raise ModelError("model 'smollm2' is not in the store (x); run `squall model pull smollm2`")
+
+    monkeypatch.setattr(models, "find", none)
+    assert find("forward pass") == Finding(
+        "forward pass", "warn", "not checked: the embedded model is not here", "run `squall model pull smollm2`"
+    )
+
+
+@pytest.mark.parametrize(("limit", "verdict"), [(256, "warn"), (65536, "ok")])
+def test_the_limit_on_open_files(monkeypatch: pytest.MonkeyPatch, limit: int, verdict: str) -> None:
+    original: Callable[[int], tuple[int, int]] = resource.getrlimit
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (limit, 65536) if what == resource.RLIMIT_NOFILE else original(what))
+    assert find("open files").verdict == verdict
+
+
+def test_cards_for_rdma_are_found_and_a_memory_limit_is_in_their_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, node in (("mlx5_0", 0), ("mlx5_1", 1)):
+        (tmp_path / f"class/infiniband/{name}/device").mkdir(parents=True)
+        (tmp_path / f"class/infiniband/{name}/device/numa_node").write_text(f"{node}\n")
+    (tmp_path / "fs/cgroup").mkdir(parents=True)
+    (tmp_path / "fs/cgroup/cpu.max").write_text("50000 100000\n")
+    monkeypatch.setattr(doctor, "SYS", tmp_path)
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (65536, 65536))
+    assert "mlx5_0, mlx5_1" in find("RDMA").said
+    assert find("locked memory").fix == "--ulimit memlock=-1, --cap-add IPC_LOCK"
+    assert find("container").said.startswith("0.5 cores may be used")
+
+
+def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> tuple[int, int]:
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(doctor, "_open_files", broken)
+    assert any(finding.verdict == "fail" and "RuntimeError: no such thing" in finding.said for finding in examine())
