@@ -27,6 +27,7 @@ HOT = (
     "squall/perf/progressions",
     "squall/sim/driver",
     "squall/sim/network",
+    "squall/sim/shares",
     "squall/sim/world",
 )
 """What every event passes. The policies are not among them: they are `Struct`s."""

@@ -15,7 +15,8 @@ from typing import NamedTuple
 from squall.core.fleet_view import Place, Transfer
 from squall.core.types import Nanos, ReplicaId
 from squall.sim.fabric import Fabric, Path
-from squall.sim.network import Arrived, FlowId, Network
+from squall.sim.network import Arrived, Network
+from squall.sim.shares import FlowId
 
 CHUNK = 16 << 20
 """Bytes that are forwarded at a time: a millisecond at 100 Gbps, so that a hop costs about that."""

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squall.core.types import MILLISECOND, SECOND, Nanos
-from squall.sim.network import NANO, Arrived, Network
+from squall.sim.network import Arrived, Network
+from squall.sim.shares import NANO
 
 G = 10**9
 

@@ -1,0 +1,168 @@
+"""What share of their links flows get: max-min fair, by progressive filling.
+
+Knows links, the flows on them and which flow follows which; no time passes here, and nothing starts or ends (`sim.network`).
+Amounts are nanobytes and rates whole bytes a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heapify, heappop, heapreplace
+from typing import Final
+
+from squall.core.types import Nanos
+
+FlowId = int
+
+NANO: Final = 1_000_000_000
+UNLIMITED: Final = 1 << 80
+"""Bytes a second of a path without links: within one memory."""
+
+
+class Link:
+    """One direction of a link.
+
+    Attributes:
+        bandwidth: whole bytes a second; 0 while it is broken.
+        rate: of all its flows together.
+        series: (instant, rate) from each change of the rate on, where they are recorded.
+    """
+
+    __slots__ = ("at", "bandwidth", "demand", "flows", "moved", "name", "rate", "series")
+
+    def __init__(self, name: str, bandwidth: int) -> None:
+        self.name = name
+        self.bandwidth = bandwidth
+        self.rate = 0
+        self.moved = 0  # nanobytes, until `at`
+        self.at: Nanos = 0
+        self.flows: dict[Flow, None] = {}  # in order of arrival
+        self.demand = 0  # what they would take if each were alone; a link with enough for that slows nobody down
+        self.series: list[tuple[Nanos, int]] = []
+
+
+class Flow:
+    """See `Network.start`. Amounts in nanobytes.
+
+    Attributes:
+        targets: what is to be reported when it has arrived, in ascending order; the last is all of it.
+        lag: how much of the upstream must be there before this one starts, and stays ahead of it.
+        tied: it has caught up with the upstream and is no faster.
+        narrowest: the least bandwidth on its path.
+    """
+
+    __slots__ = ("at", "due", "followers", "id", "lag", "moved", "narrowest", "path", "rate", "reached", "started", "targets",
+                 "tied", "upstream")  # fmt: skip
+
+    def __init__(self, id: FlowId, path: tuple[Link, ...], targets: list[int], upstream: Flow | None, lag: int) -> None:
+        self.id = id
+        self.path = path
+        self.targets = targets
+        self.upstream = upstream
+        self.lag = lag
+        self.followers: list[Flow] = []
+        self.narrowest = min((link.bandwidth for link in path), default=UNLIMITED)
+        self.started = False
+        self.tied = False
+        self.reached = 0  # of the targets
+        self.moved = 0  # until `at`
+        self.at: Nanos = 0
+        self.rate = 0
+        self.due: Nanos | None = None  # the next thing that happens to it
+
+    def settle(self, now: Nanos) -> None:
+        self.moved += self.rate * (now - self.at)
+        self.at = now
+
+    def next_due(self) -> Nanos | None:
+        """When something happens to it, if no rate changes. It and its upstream may have been settled at different instants."""
+        upstream = self.upstream
+        if not self.started:
+            return None if upstream is None else upstream.reaches(self.lag)
+        due = self.reaches(self.targets[self.reached])
+        if upstream is None or self.tied or self.rate <= upstream.rate:
+            return due
+        at = max(self.at, upstream.at)
+        ahead = upstream.moved + upstream.rate * (at - upstream.at) - self.moved - self.rate * (at - self.at) - self.lag
+        caught = at + max(-(-ahead // (self.rate - upstream.rate)), 0)
+        return caught if due is None or caught < due else due
+
+    def reaches(self, amount: int) -> Nanos | None:
+        if amount <= self.moved:
+            return self.at
+        return self.at - (self.moved - amount) // self.rate if self.rate else None
+
+
+def is_narrow(path: tuple[Link, ...]) -> bool:
+    """Whether one of the links cannot give all its flows what they would take alone."""
+    for link in path:  # noqa: SIM110 - a loop is faster than a generator, and this is asked for every flow
+        if link.demand > link.bandwidth:
+            return True
+    return False
+
+
+def fair_rates(flows: Iterable[Flow]) -> dict[Flow, int]:
+    """Max-min fair rates by progressive filling: all grow together; where a link is full, those on it have their share.
+
+    A flow that is tied to its upstream stops growing with it. (Bertsekas and Gallager, Data Networks, section 6.5.2.)
+    """
+    growing = dict.fromkeys(flows)
+    rates: dict[Flow, int] = {}
+    if len(growing) == 1:  # nobody to share with
+        [flow] = growing
+        return {flow: flow.narrowest}
+    left: dict[Link, int] = {}
+    sharing: dict[Link, int] = {}
+    for flow in growing:
+        for link in flow.path:
+            if link.demand > link.bandwidth:
+                left[link] = link.bandwidth
+                sharing[link] = sharing.get(link, 0) + 1
+    shares = [(left[link] // number, place, link) for place, (link, number) in enumerate(sharing.items())]
+    heapify(shares)
+    slowest_first, at = sorted(growing, key=_narrowest), 0
+    while growing:
+        full, level = _fullest(shares, left, sharing)
+        before = at
+        while at < len(slowest_first) and slowest_first[at].narrowest <= level:  # these leave the links no fuller for the others
+            _stop(slowest_first[at], slowest_first[at].narrowest, growing, rates, left, sharing)
+            at += 1
+        if full is not None and at == before:
+            for flow in full.flows:
+                _stop(flow, level, growing, rates, left, sharing)
+    return rates
+
+
+def _fullest(shares: list[tuple[int, int, Link]], left: dict[Link, int], sharing: dict[Link, int]) -> tuple[Link | None, int]:
+    """The link whose growing flows get least, and what each gets. `shares` is a heap with old shares, which only ever grow."""
+    while shares:
+        share, place, link = shares[0]
+        number = sharing[link]
+        if not number:
+            heappop(shares)
+        elif left[link] // number > share:
+            heapreplace(shares, (left[link] // number, place, link))
+        else:
+            return link, share
+    return None, UNLIMITED
+
+
+def _stop(
+    flow: Flow, level: int, growing: dict[Flow, None], rates: dict[Flow, int], left: dict[Link, int], sharing: dict[Link, int]
+) -> None:  # fmt: skip
+    """It has its rate, and those that are tied to it grow no more."""
+    stopping = [flow]
+    for stopped in stopping:
+        if stopped not in growing:
+            continue
+        del growing[stopped]
+        rates[stopped] = level
+        for link in stopped.path:
+            if link in sharing:
+                left[link] -= level
+                sharing[link] -= 1
+        stopping += [follower for follower in stopped.followers if follower.tied]
+
+
+def _narrowest(flow: Flow) -> int:
+    return flow.narrowest
