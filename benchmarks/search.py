@@ -194,7 +194,7 @@ def scaling(smoke: bool, count: int) -> None:
     if not path.is_file():
         print(f"no {path}: the Azure code trace of 2023 is needed (set SQUALL_SHARED)")
         return
-    table: dict[str, Any] = {"kind": "trace", "path": str(path)} | ({"max_requests": 600} if smoke else {})
+    table: dict[str, Any] = {"kind": "trace", "path": str(path)} | ({"max_requests": 2000} if smoke else {})
     fixed = {"fleet.replicas": {"from": 1, "to": 8, "step": 1}, "replica.tp": [1, 2], "cluster.gpu": ["a100", "h100"]}
     elastic = {
         "fleet.replicas": [{"min": low, "max": high} for low in (1, 2) for high in (4, 6, 8)],

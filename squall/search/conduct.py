@@ -21,6 +21,9 @@ from squall.search.spec import Search
 from squall.search.store import Store
 from squall.search.strategy import exhaustive, halving, ranked
 
+MISSES = 16
+"""Configurations that are simulated to the end although they break a limit, where all do."""
+
 OWN = "workload"
 """What the configuration's own workload is called beside `[search.workloads]`."""
 
@@ -65,6 +68,8 @@ class Conductor:
         try:
             self._look(inquiry)
             finalists = self._finalists(inquiry)
+            if not finalists and not self._search.steady:
+                self._miss(inquiry)
             notes = robustness(finalists)
             crossed = self._crossed(inquiry) if self._search.workloads else {}
             complete = True
@@ -109,6 +114,13 @@ class Conductor:
             Finalist(result, (result.capacity_rps, *(rates[place] for rates in others)), slower[place], faster[place])
             for place, result in enumerate(best)
         ])  # fmt: skip
+
+    def _miss(self, inquiry: Inquiry) -> None:
+        """Nothing keeps the limits: how near some came, those with the most GPUs first, is worth whole simulations."""
+        broken = [result for result in inquiry.results.values() if result.status == "infeasible" and result.binding]
+        largest = sorted(broken, key=lambda result: (-result.num_gpus, result.number))[:MISSES]
+        found = [inquiry.candidate(result.number, result.choice, thorough=True) for result in largest]
+        inquiry.ask([candidate for candidate in found if isinstance(candidate, Candidate)], None)
 
     def _again(self, inquiry: Inquiry, best: list[Result], **more: Any) -> list[float | None]:
         """The capacities of these under other circumstances."""

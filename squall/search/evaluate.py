@@ -119,9 +119,10 @@ class Trial:
         setting = self._setting
         if self._job.need is not None and setting.score_at_most(self._search) <= self._job.need:
             return self.result("outbid", "cannot beat the best", score_at_most=setting.score_at_most(self._search))
-        verdict, record = self.play(None, early=True, to_the_end=True)
+        verdict, record = self.play(None, early=not self._job.thorough, to_the_end=True)
         if not verdict.passed or record is None:
-            return self.result("infeasible", f"{verdict.binding} is broken", binding=verdict.binding)
+            near = self._curves(record)
+            return self.result("infeasible", f"{verdict.binding} is broken", binding=verdict.binding, **near)
         hours = record.gpu_nanos / SECOND / 3600
         measured = self._curves(record)
         score = (

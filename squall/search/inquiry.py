@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from squall.errors import ConfigError
 from squall.search.pool import Workers
@@ -132,9 +133,7 @@ class Inquiry:
 
 
 def _needing(job: Job, need: float | None) -> Job:
-    return Job(
-        job.number, job.choice, job.tree, need, job.num_requests, job.warm_up, job.seed, job.factor, job.near_rps
-    )  # fmt: skip
+    return replace(job, need=need)
 
 
 def _nothing(refused: Sequence[Result]) -> str:

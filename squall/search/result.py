@@ -23,6 +23,7 @@ class Job(Struct, frozen=True):
         seed: of the workload, above the configuration's own.
         factor: by which step times are stretched.
         near_rps: where its capacity may be.
+        thorough: whether a workload as it is is played to the end although a limit is broken, to know how near it came.
     """
 
     number: int
@@ -34,6 +35,7 @@ class Job(Struct, frozen=True):
     seed: int = 0
     factor: float = 1.0
     near_rps: float | None = None
+    thorough: bool = False
 
 
 class Result(Struct, frozen=True, kw_only=True):

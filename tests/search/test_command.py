@@ -126,6 +126,15 @@ def test_an_slo_that_nothing_keeps_says_what_comes_nearest(squall: Squall, tmp_p
     assert not (tmp_path / "found" / "best.toml").exists()
 
 
+def test_nor_does_any_fleet_for_a_given_workload(squall: Squall, tmp_path: Path) -> None:
+    config = written(tmp_path / "search.toml", space={"fleet.replicas": [1, 2]}, objective="usd")
+    code, out, err = squall(config, "--workers", 1, "--out", "found", "--set", "slo.e2e_p99_s=0.05")
+    assert code == 0, err
+    misses = out.split("the nearest misses:")[1].splitlines()
+    assert "replicas=2" in misses[2]
+    assert "e2e_p99" in misses[2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
