@@ -36,7 +36,7 @@ SAID = {
     "measured": "measured operators", "roofline": "curves of each GPU", "datasheet": "datasheet alone, as if never measured",
 }  # fmt: skip
 GPUS = {"h100_sxm": "h100-sxm", "h200_sxm": "h200", "b200_sxm": "b200", "b300_sxm": "b300", "gb200": "gb200"}
-WEIGHTS = {None: "bf16", "fp8": "fp8", "nvfp4": "nvfp4"}
+WEIGHTS = {None: "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4"}
 DENSE = "Llama-3.1|Qwen3-32B"
 FRONT_S = 0.03
 SENT = 10
@@ -130,8 +130,40 @@ def compare(shared: Path, every: int = 1, kind: str = "measured") -> tuple[list[
         rows += spread_rows(f"silicon.{kind}.{metric}", metric.upper(), where, off, goal)
     rows.append(Row(f"silicon.{kind}.not_priced", "dense points that do not fit", where, len(dense), left_out, None, "points"))
     if kind == "measured":
-        others = len(everything) - len(dense)
-        rows.append(
-            Row("silicon.other", "MoE and disaggregated points, not priced", "silicon points", others, others, None, "points")
-        )
+        rows += experts(everything, len(everything) - len(dense), every)
     return rows, frame
+
+
+def experts(everything: pl.DataFrame, others: int, every: int) -> list[Row]:
+    """Mixtures of experts that share every layer over TP alone, where the catalogue knows the model; no goal.
+
+    Args:
+        others: points that are not dense and aggregated.
+        every: one of five times so many points.
+    """
+    alone = (pl.col("attention_dp_size").fill_null(1) <= 1) & (pl.col("moe_ep_size").fill_null(1) <= 1) & (pl.col("tp_size") <= 8)
+    mixed = everything.filter(
+        (pl.col("mode") == "agg") & ~pl.col("model_path").str.contains(DENSE) & pl.col("concurrency").is_not_null() & alone
+    )
+    token, first, left_out = [], [], 0
+    for point in mixed.gather_every(5 * every).iter_rows(named=True):
+        try:
+            answer = predict(point)
+        except (ConfigError, KeyError):  # a model or a number type that we have no sizes of
+            answer = None
+        if answer is None:
+            left_out += 1
+        else:
+            first.append(answer[0] / point["silicon_ttft_ms"])
+            token.append(answer[1] / point["silicon_tpot_ms"])
+    where = "silicon points, experts shared by TP alone, one in five, measured operators"
+    rows = [Row("silicon.experts.not_priced", "of these, unknown models", where, len(token) + left_out, left_out, None, "points")]
+    for name, shares in (("tpot", token), ("ttft", first)):
+        if shares:
+            off = errors(shares, [1.0] * len(shares))
+            rows.append(
+                Row(f"silicon.experts.{name}.median", f"{name.upper()}, median error", where, len(off), float(np.median(off)))
+            )
+    rest = others - len(mixed)
+    where = "silicon points: data or expert parallel, or disaggregated"
+    return [*rows, Row("silicon.other", "points not priced", where, rest, rest, None, "points")]

@@ -13,6 +13,7 @@ import polars as pl
 from squall.errors import ProfileError
 from squall.perf.dtypes import DTYPE_BYTES
 from squall.perf.hardware import Gpu
+from squall.perf.tables.checks import ROW
 from squall.perf.tables.profile import VERSION, Header, OperatorProfile, gather
 from squall.perf.tables.reading import MILLI, numbers, pick, read_table
 
@@ -98,7 +99,7 @@ def _attention(frame: pl.DataFrame, name: str, sizes: Mapping[str, pl.Expr | int
     window = pl.col("window_size") if "window_size" in frame.columns else pl.lit(0)
     kinds = {"window": window, "kv_dtype": _dtype("kv_cache_dtype"), "dtype": _dtype("attn_dtype")}
     known = [pl.col("kv_dtype") != "", pl.col("dtype") != ""]
-    return {name: pick(frame, {**_SHAPE, **kinds, **sizes}, _ms()).filter(*known)}
+    return {name: _fastest(pick(frame, {**_SHAPE, **kinds, **sizes}, _ms()).filter(*known))}
 
 
 def _context(frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
@@ -147,15 +148,19 @@ def _moe(frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
     columns: dict[str, pl.Expr | int | str] = {name: pl.col(theirs) for name, theirs in (kinds | sizes).items()}
     columns |= {"dtype": _dtype("moe_dtype")}
     rows = pick(frame, columns, _ms()).filter(pl.col("dtype") != "")
-    points = [name for name in rows.columns if name not in ("seconds", "row")]
-    fastest = rows.sort("seconds").unique(points, keep="first", maintain_order=True)  # of several kernels, an engine takes it
-    return {"moe": fastest}
+    return {"moe": _fastest(rows)}
 
 
 _READERS = {
     "gemm_perf": _gemm, "context_attention_perf": _context, "generation_attention_perf": _generation,
     "custom_allreduce_perf": _all_reduce, "nccl_perf": _nccl, "moe_perf": _moe,
 }  # fmt: skip
+
+
+def _fastest(rows: pl.DataFrame) -> pl.DataFrame:
+    """Of several kernels for one point an engine takes the fastest."""
+    points = [name for name in rows.columns if name not in ("seconds", ROW)]
+    return rows.sort("seconds").unique(points, keep="first", maintain_order=True)
 
 
 def _dtype(column: str) -> pl.Expr:
