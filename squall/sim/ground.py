@@ -81,8 +81,9 @@ def bare_ground(config: Config) -> Ground:
 
 
 def ground(config: Config, model: ModelSpec, gpu: Gpu, latency: LatencyModel, num_blocks: int) -> Ground:
-    """The cluster of the configuration, with its links. A fixed fleet is there from the beginning, and needs none of them."""
-    if not plain_plan(config).is_elastic and not config.startup.cold:
+    """The cluster of the configuration, with its links. A fixed fleet in which nothing breaks needs none of them."""
+    breaks = bool(config.faults or config.hazards.replica_per_hour or config.hazards.node_per_hour)
+    if not plain_plan(config).is_elastic and not breaks:
         return bare_ground(config)
     _refuse_disaggregated(config)
     cluster, gpus = config.cluster, config.replica.tp * config.replica.pp

@@ -59,6 +59,7 @@ class Loader:
         delays: of the phases.
         roads: None: weights take `delays.load`.
         breaker: breaks things.
+        begins_up: what is started at the instant 0 is there at once, as of a fleet that has run for long.
 
     Attributes:
         push: set by the driver: it asks `end` at that instant.
@@ -72,6 +73,7 @@ class Loader:
         delays: Delays = Delays(),  # noqa: B008 - frozen
         roads: Roads | None = None,
         breaker: Breaker | None = None,
+        begins_up: bool = False,
     ) -> None:
         self.push: Callable[[Nanos], None] = lambda _: None
         self.lost: Callable[[ReplicaId, Nanos], None] = lambda *_: None
@@ -81,6 +83,8 @@ class Loader:
         self._pools = pools
         self._delays = delays
         self._breaker = breaker
+        self._begins_up = begins_up
+        self._there: set[ReplicaId] = set()  # since the beginning
         self._timers: list[tuple[Nanos, int, ReplicaId, int, AnyEvent]] = []
         self._number = 0
         self._lives: dict[ReplicaId, int] = {}  # how often a replica began or ended: timers of another life are void
@@ -112,11 +116,14 @@ class Loader:
                 self.num_started += 1
                 self._held_since[replica] = now
                 self._lives[replica] = self._lives.get(replica, 0) + 1
-                self._later(now + delays.start, replica, ReplicaStarted(replica))
+                if self._begins_up and now == 0:
+                    self._there.add(replica)
+                self._later(now + (0 if replica in self._there else delays.start), replica, ReplicaStarted(replica))
             case LoadWeights(replica, transfer):
                 self._load(replica, transfer, now)
             case WarmReplica(replica):
-                self._later(now + delays.warm, replica, Warmed(replica))
+                self._later(now + (0 if replica in self._there else delays.warm), replica, Warmed(replica))
+                self._there.discard(replica)
             case StopReplica(replica):
                 self._let_go(replica, now)
                 self._stopping.add(replica)
@@ -163,7 +170,9 @@ class Loader:
 
     def _load(self, replica: ReplicaId, transfer: Transfer, now: Nanos) -> None:
         loaded = WeightsLoaded(replica, *self._pools[replica])
-        if transfer.kind == "mock":
+        if replica in self._there:
+            self._later(now, replica, loaded)
+        elif transfer.kind == "mock":
             self._later(now + round((transfer.seconds or 0.0) * SECOND), replica, loaded)
         elif self.roads is None:
             self._later(now + self._delays.load, replica, loaded)

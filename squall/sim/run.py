@@ -47,7 +47,8 @@ def simulate(
         latency: prices the steps of every replica.
         num_blocks: KV blocks of every replica.
         cancellations: when the clients of which requests go away.
-        delays: of starting, loading, warming and stopping a replica; those of `[startup]` when None, without any for the weights.
+        delays: of starting, loading, warming and stopping a replica. When None, those of `[startup]`, and the fleet with which
+            the simulation begins is up at 0.
         ground: what the fleet stands on; None is a cluster of which only its size is known, where weights are just there.
         max_steps: the longest run of steps; 1 is the oracle to which any other must be equal.
         log: called after every event.
@@ -65,7 +66,7 @@ def simulate(
     plan = ground.plan
     queue = config.queue
     router = Router(config.route, queue.max_requests, queue.max_tokens, queue.max_retries, plan.is_elastic)
-    controller = Controller(plan, config.scale, config.load if callable(config.load) else None)
+    controller = Controller(plan, config.scale, config.load if ground.fabric is not None else None)
     controller.traffic = router
 
     def make(replica: ReplicaId, now: Nanos) -> Machine:
@@ -82,7 +83,7 @@ def simulate(
         machines[replica] = make(replica, 0)
     faults = ground.faults(config)
     pools = dict.fromkeys(range(plan.slots.num), (num_blocks, block_size))
-    loader = Loader(pools, ground.delays if delays is None else delays, ground.roads(), faults)
+    loader = Loader(pools, ground.delays if delays is None else delays, ground.roads(), faults, begins_up=delays is None)
     driver = Driver(machines, world, loader, log, config.replica.pp, make)
     if faults is not None:
         faults.set_speed = driver.set_speed
