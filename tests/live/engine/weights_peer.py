@@ -1,0 +1,37 @@
+"""A worker's weights in a process of its own: `python weights_peer.py NAME CHECKPOINT GBPS disk|peer`.
+
+Prints its addresses, with `peer` reads its sources (JSON) from standard input first, and serves until its input ends.
+"""
+
+import json
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from squall.live.engine.architecture import read_decoder_config
+from squall.live.engine.loader import load_from_disk, load_from_peers
+from squall.live.engine.weights import allocate
+from squall.live.transport.endpoint import Endpoint
+from squall.live.transport.fetch import Source
+
+
+def main() -> None:
+    name, folder, gbps, kind = sys.argv[1:]
+    config = read_decoder_config(Path(folder))
+    weights = allocate(config, torch.float32, torch.device("cpu"), chunk_bytes=16384)
+    endpoint = Endpoint(name, "t", gbps=float(gbps), patience_s=5)
+    endpoint.register(weights.arena.region)
+    if kind == "disk":
+        load_from_disk(weights, Path(folder), tied=config.tied)
+    sys.stdout.write(json.dumps(endpoint.addresses) + "\n")
+    sys.stdout.flush()
+    if kind == "peer":
+        sources = [Source(tuple(json.loads(sys.stdin.readline())))]
+        threading.Thread(target=load_from_peers, args=(weights, endpoint, sources), daemon=True).start()
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()
