@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import cast
 
-from squall.core.actions import AnyAction, Decided, LoadWeights, Send, StartReplica, StopReplica, WarmReplica
-from squall.core.damping import bounded, lowered
+from squall.core.actions import AnyAction, LoadWeights, Send, StartReplica, StopReplica, WarmReplica
+from squall.core.damping import decide
 from squall.core.events import (
     AnyEvent,
     DrainWanted,
@@ -302,49 +302,13 @@ class Controller:
 
     def _decide(self, actions: list[AnyAction], now: Nanos) -> None:
         """Set the targets, and say why where they change."""
-        states = self._states
         if self._draining:
-            for state in states.values():
+            for state in self._states.values():
                 state.target = 0
-            return
-        if self._constant and not self._undecided:
-            return
-        self._undecided = False
-        for state in states.values():
-            state.observe(now)
-        answer = self.scale(self)
-        wanted = {role: answer.counts.get(role) if state.manual is None else state.manual for role, state in states.items()}
-        usable = None if self._constant else self._num_usable
-        counts, whys = bounded(states, wanted, usable)
-        for role, state in states.items():
-            before, why = state.target, answer.why if state.manual is None else "asked for"
-            if self._aim(state, counts[role], now):
-                more = whys.get(role)
-                actions.append(Decided(role, before, state.target, f"{why}; {more}" if more else why))
-
-    def _aim(self, state: RoleState, wanted: int, now: Nanos) -> bool:
-        """Move a role's target towards what is wanted, as fast as patience allows. Whether it has changed."""
-        patience = self.plan.patience
-        before = state.target
-        state.wanted = wanted
-        state.highest.add(now, wanted)
-        if state.manual is not None or self._constant:
-            state.target = wanted
-        elif wanted > before:
-            if state.raised_at is None or now - state.raised_at >= patience.up_interval:
-                state.target = wanted
-        elif wanted < before:
-            if before > self._num_usable:
-                state.target = min(before, self._num_usable)  # withdrawn: there is no place
-            elif state.lowered_at is None or now - state.lowered_at >= patience.down_window:
-                lowest = state.highest.over_window(now)
-                if lowest is not None and lowest < before:
-                    state.target = lowered(self.scale, self, state, lowest)
-        if state.target > before:
-            state.raised_at = now
-        elif state.target < before:
-            state.lowered_at = now
-        return state.target != before
+        elif not self._constant or self._undecided:
+            self._undecided = False
+            usable = None if self._constant else self._num_usable
+            actions += decide(self._states, self.scale, self, self.plan.patience, usable, now)
 
     # -- from what is observed to what is desired
 

@@ -1,6 +1,6 @@
-"""What stands between a scale policy's answer and the fleet: bounds, the GPU budget, and the question what would be if.
+"""What stands between a scale policy's answer and the fleet: bounds, the GPU budget, patience, and the question what would be if.
 
-Arithmetic; the controller keeps the instants. Knows no replica by name.
+Sets the targets of the roles and says why they change. Knows no replica by name.
 """
 
 from __future__ import annotations
@@ -8,9 +8,56 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+from squall.core.actions import Decided
 from squall.core.fleet import RoleState
+from squall.core.fleet_plan import Patience
 from squall.core.fleet_view import Capacity, RoleView, ScalePolicy, ScaleView
 from squall.core.types import Nanos, Role
+
+
+def decide(
+    states: Mapping[Role, RoleState], policy: ScalePolicy, view: ScaleView, patience: Patience, num_slots: int | None, now: Nanos
+) -> list[Decided]:
+    """Ask the policy, move the targets as fast as patience allows, and say what has changed.
+
+    Args:
+        num_slots: slots that can be used; None of a policy that is asked only once: it gets what it wants, when there is a place.
+    """
+    for state in states.values():
+        state.observe(now)
+    answer = policy(view)
+    wanted = {role: answer.counts.get(role) if state.manual is None else state.manual for role, state in states.items()}
+    counts, whys = bounded(states, wanted, num_slots)
+    decided: list[Decided] = []
+    for role, state in states.items():
+        before = state.target
+        state.wanted = counts[role]
+        state.highest.add(now, state.wanted)
+        state.target = _aim(state, policy, view, patience, num_slots, now)
+        if state.target > before:
+            state.raised_at = now
+        elif state.target < before:
+            state.lowered_at = now
+        if state.target != before:
+            why = "; ".join(part for part in (answer.why if state.manual is None else "asked for", whys.get(role)) if part)
+            decided.append(Decided(role, before, state.target, why))
+    return decided
+
+
+def _aim(state: RoleState, policy: ScalePolicy, view: ScaleView, patience: Patience, num_slots: int | None, now: Nanos) -> int:
+    """The next target."""
+    target, wanted = state.target, state.wanted
+    if state.manual is not None or num_slots is None:
+        return wanted
+    if wanted > target:
+        soon = state.raised_at is not None and now - state.raised_at < patience.up_interval
+        return target if soon else wanted
+    if target > num_slots:
+        return num_slots  # withdrawn: there is no place
+    if wanted == target or (state.lowered_at is not None and now - state.lowered_at < patience.down_window):
+        return target
+    lowest = state.highest.over_window(now)
+    return target if lowest is None or lowest >= target else lowered(policy, view, state, lowest)
 
 
 def bounded(
