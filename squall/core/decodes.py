@@ -6,7 +6,6 @@ know how long a request decodes, nor whether there are blocks for it.
 
 from __future__ import annotations
 
-from heapq import nsmallest
 from typing import Final
 
 from squall.core.types import FOREVER, BlockHash, Nanos, Request, RequestId
@@ -28,11 +27,10 @@ class Work:
         shared: the hashes among its blocks that are cached and counted as used by it.
         group: with which it decodes, or None.
         joined: the group's step at which it began to decode there, or NEVER.
-        flying: a run works on its prefill (kept only where there may be several runs).
     """
 
     __slots__ = (
-        "blocks", "complete", "computed", "flying", "generated", "group", "hashes", "joined", "request", "reserved", "shared",
+        "blocks", "complete", "computed", "generated", "group", "hashes", "joined", "request", "reserved", "shared",
         "target",
     )  # fmt: skip
 
@@ -50,7 +48,6 @@ class Work:
         self.shared: tuple[BlockHash, ...] = ()
         self.group: DecodeGroup | None = None
         self.joined = NEVER
-        self.flying = False
 
 
 class DecodeGroup:
@@ -62,22 +59,18 @@ class DecodeGroup:
 
     Attributes:
         id: which of a replica's groups it is.
-        members: by request, in the order in which they joined.
-        size: how many they are.
+        size: requests in the group.
         context: tokens that they attend to in the next step, their own new ones included.
         step: steps done since the beginning.
-        flying: a run advances it (kept only where there may be several runs).
     """
 
-    __slots__ = ("_block_size", "_growing", "_growth", "context", "flying", "id", "members", "size", "step")
+    __slots__ = ("_block_size", "_growing", "_growth", "context", "id", "size", "step")
 
     def __init__(self, block_size: int, id: int = 0) -> None:
         self.id = id
-        self.members: dict[RequestId, Work] = {}
         self.size = 0
         self.context = 0
         self.step = 0
-        self.flying = False
         self._block_size = block_size
         self._growing = 0  # members that take blocks
         self._growth = [0] * block_size  # blocks taken at a step, by the step modulo the block size
@@ -86,7 +79,6 @@ class DecodeGroup:
         step = self.step
         work.joined = step
         work.group = self
-        self.members[work.request.id] = work
         self.size += 1
         self.context += work.target + 1
         if not work.complete:
@@ -105,21 +97,12 @@ class DecodeGroup:
         work.generated += done
         work.joined = NEVER
         work.group = None
-        del self.members[work.request.id]
         return done
 
     def give(self, work: Work, to: DecodeGroup) -> None:
         """Let it decode with another group from now on."""
         work.target += self.leave(work)
         to.join(work)
-
-    def earliest(self, count: int) -> list[Work]:
-        """The `count` members that arrived first. Costs as much as there are members."""
-        return nsmallest(count, self.members.values(), key=arrival)
-
-    def latest(self) -> Work:
-        """The member that arrived last. Costs as much as there are members."""
-        return max(self.members.values(), key=arrival)
 
     def grows(self, work: Work) -> bool:
         """Whether a member takes a block at the next step."""

@@ -4,18 +4,17 @@ Decides what every step works on, who is preempted and how many steps may run be
 Does not know the clock, how long a step takes, nor when a request stops: the engine says so at the end of a run.
 
 All that a run of k steps does is done when it ends, in the order in which k single steps would have done it: the blocks that
-it took (evicting from the prefix cache), what its decodes leave behind, what its chunks complete. Only with pipeline stages,
-where up to `num_stages` runs of one step are in progress, are a run's blocks taken when it begins.
+it took (evicting from the prefix cache), what its decodes leave behind, what its chunks complete.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from squall.core.actions import AnyAction, Chunk, Cut, Forget, Preempt, RunSteps, Send
 from squall.core.blocks import BlockPool
-from squall.core.decodes import NEVER, DecodeGroup, Work, arrival
+from squall.core.decodes import NEVER, Work, arrival
 from squall.core.events import AnyEvent, Cancelled, Progressed, StepsDone, Submitted, Woke
-from squall.core.flights import Flight, Groups, is_flying
+from squall.core.groups import Groups
 from squall.core.types import ROUTER, BlockHash, Nanos, ReplicaId, Request, RequestId, RunId
 from squall.core.views import BatchingPolicy, Plan, WorkView
 
@@ -30,30 +29,31 @@ class Replica:
         id: its machine id.
         policy: plans its steps.
         num_blocks, block_size: its KV pool, in blocks and tokens a block.
-        num_stages: pipeline stages.
 
     Attributes:
         pool: the KV blocks.
-        decodes: the requests that decode; with pipeline stages those that no run in progress has.
+        decodes: the requests that decode (in `PipelinedReplica` those that no run in progress has).
         waiting, prefilling: the other requests.
         num_preemptions: so far.
         num_prefix_queries, num_prefix_hits: tokens looked up in the prefix cache at admission, and those found there.
     """
 
     __slots__ = (
-        "_cancelled", "_flights", "_groups", "_looked_at", "_open", "_run", "_running", "block_size", "decode_blocks", "decodes",
-        "free_blocks", "id", "num_blocks", "num_decodes", "num_preemptions", "num_prefix_hits", "num_prefix_queries",
-        "num_stages", "policy", "pool", "preempted", "prefilling", "steps_since_mark", "waiting", "wake_at",
+        "_batch", "_busy", "_cancelled", "_group", "_groups", "_looked_at", "_open", "_run", "_running", "block_size",
+        "decodes", "free_blocks", "id", "num_blocks", "num_decodes", "num_preemptions", "num_prefix_hits",
+        "num_prefix_queries", "num_stages", "policy", "pool", "preempted", "prefilling", "steps_since_mark", "waiting",
+        "wake_at",
     )  # fmt: skip
 
-    def __init__(self, id: ReplicaId, policy: BatchingPolicy, num_blocks: int, block_size: int, num_stages: int = 1) -> None:
+    def __init__(self, id: ReplicaId, policy: BatchingPolicy, num_blocks: int, block_size: int) -> None:
         self.id = id
         self.policy = policy
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.num_stages = num_stages
+        self.num_stages = 1
         self.pool = BlockPool(num_blocks)
-        self._groups = Groups(block_size)
+        self._running: dict[RequestId, Work] = {}  # prefilling or decoding
+        self._groups = Groups(block_size, self._running)
         self.decodes = self._groups.empty()
         self.waiting: deque[Work] = deque()
         self.prefilling: list[Work] = []
@@ -62,14 +62,14 @@ class Replica:
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
         self.steps_since_mark = 0
-        self.preempted = False  # these four are the policy's view, brought up to date before it is asked
+        self.preempted = False  # these three are the policy's view, brought up to date before it is asked
         self.free_blocks = num_blocks
-        self.decode_blocks = 0
         self.num_decodes = 0
-        self._running: dict[RequestId, Work] = {}  # prefilling or decoding
         self._run: RunId = 0
-        self._flights: dict[RunId, Flight] = {}  # runs in progress
+        self._busy = False
         self._open = False  # an arrival cuts the run
+        self._group = self.decodes  # of the run; `num_decodes` of it advance: all or none
+        self._batch: list[tuple[Work, int]] = []  # the run's chunks: whose, and tokens a step
         self._cancelled: list[RequestId] = []  # in a run, to be dropped at its end
         self._looked_at: list[WorkView] = []  # whose cached blocks the policy asked for
 
@@ -86,10 +86,16 @@ class Replica:
         """Blocks that requests hold."""
         return self.num_blocks - self.pool.num_available
 
+    @property
+    def decode_blocks(self) -> int:
+        """See BatchingView."""
+        return self.pool.num_available - self.free_blocks
+
     def growth(self, run: RunId) -> list[int]:
         """Blocks that the decodes of a run in progress take at each of its next `block_size` steps, over and over."""
-        flight = self._flights[run]
-        return flight.group.growth() if flight.decoding else [0] * self.block_size
+        if run != self._run:
+            raise ValueError(f"replica {self.id} is not in run {run}")
+        return self._group.growth() if self.num_decodes else [0] * self.block_size
 
     def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
         if type(event) is StepsDone:
@@ -98,10 +104,10 @@ class Replica:
             return self._submit(event.request, now)
         if type(event) is Woke:
             self.wake_at = None
-            if len(self._flights) >= self.num_stages:
+            if self._busy:
                 return []
             gone = self._drop_cancelled() if self._cancelled else ()
-            return self._begin_runs((), gone, gone)
+            return self._begin_run((), gone, gone)
         if type(event) is Cancelled:
             return self._cancel(event.request, now)
         raise TypeError(f"replica {self.id} cannot handle {type(event).__name__}")
@@ -115,15 +121,15 @@ class Replica:
         generated = request.num_output_tokens
         hashes = request.block_hashes if self.policy.prefix_cache else ()
         self.waiting.append(Work(request, hashes, request.num_prompt_tokens + generated, generated))
-        if len(self._flights) < self.num_stages:
-            self.wake_at = now
-            return []
-        return self._cut() if self._open else []
+        if self._busy:
+            return self._cut() if self._open else []
+        self.wake_at = now
+        return []
 
     def _cancel(self, request: RequestId, now: Nanos) -> list[AnyAction]:
         if request in self._running:
             self._cancelled.append(request)
-            if not self._flights:  # a policy that lets somebody wait who could run
+            if not self._busy:  # a policy that lets somebody wait who could run
                 self.wake_at = now
             return self._cut()
         for work in self.waiting:
@@ -135,31 +141,26 @@ class Replica:
         return []
 
     def _cut(self) -> list[AnyAction]:
-        """End the run in progress, if there is one that may have several steps."""
         self._open = False
-        return [Cut(self._run)] if self._flights and self.num_stages == 1 else []
+        return [Cut(self._run)] if self._busy else []
 
     # -- the end of a run
 
     def _end_run(self, event: StepsDone) -> list[AnyAction]:
-        flight = self._flights.pop(event.run, None)
-        if flight is None:
+        if event.run != self._run or not self._busy:
             raise ValueError(f"replica {self.id} is not in run {event.run}")
+        self._busy = False
         steps = event.steps
         stopped = event.stopped
-        batch = flight.batch
-        group = flight.group
+        batch = self._batch
         taken = 0
-        if flight.decoding:
-            taken = group.advance(steps)
+        if self.num_decodes:
+            taken = self._group.advance(steps)
             self.steps_since_mark += steps
-        if self.num_stages == 1:
-            for work, tokens in batch:
-                taken += self._new_blocks(work, tokens * steps)
-            if taken:
-                self.pool.take(taken)
-        else:
-            flight.land(self.prefilling)
+        for work, tokens in batch:
+            taken += self._new_blocks(work, tokens * steps)
+        if taken:
+            self.pool.take(taken)
         for request in stopped:
             work = self._running[request]
             if work.joined != NEVER:
@@ -167,28 +168,28 @@ class Replica:
         first: list[RequestId] = []
         if batch:
             for work, tokens in batch:
-                self._prefill(work, tokens * steps, stopped, first, group)
+                self._prefill(work, tokens * steps, stopped, first)
+            batch.clear()
             first.sort()
-        if group is not self.decodes:
-            self.decodes = self._groups.unite(self.decodes, group)
+        if self._group is not self.decodes:
+            self.decodes = self._group = self._groups.unite(self.decodes, self._group)
         gone = self._drop_cancelled() if self._cancelled else ()
-        self._groups.spare(flight)
-        return self._begin_runs(first, tuple(sorted(stopped + gone)) if gone else stopped, gone)
+        return self._begin_run(first, tuple(sorted(stopped + gone)) if gone else stopped, gone)
 
     def _drop_cancelled(self) -> tuple[RequestId, ...]:
-        """Those that have not stopped by themselves, and that no run is working on."""
-        here = [request for request in dict.fromkeys(self._cancelled) if request in self._running]
-        gone = tuple(request for request in here if not is_flying(self._running[request]))
-        self._cancelled = [request for request in here if request not in gone] if len(gone) < len(here) else []
+        """Those that have not stopped by themselves."""
+        gone = tuple(request for request in dict.fromkeys(self._cancelled) if request in self._running)
+        self._cancelled.clear()
         for request in gone:
             self._drop(self._running[request])
         return gone
 
-    def _prefill(self, work: Work, tokens: int, stopped: Sequence[RequestId], first: list[RequestId], group: DecodeGroup) -> None:
+    def _prefill(self, work: Work, tokens: int, stopped: Sequence[RequestId], first: list[RequestId]) -> None:
         """`work` computed so many tokens; where that is the last of its prefill it produced one."""
         done = work.computed + tokens
         size = self.block_size
-        work.blocks += self._new_blocks(work, tokens)
+        blocks = -(-done // size)
+        work.blocks = blocks if blocks > work.reserved else work.reserved
         if work.hashes:
             work.shared += self.pool.share(work.hashes[work.computed // size : done // size])
         work.computed = done
@@ -202,7 +203,7 @@ class Replica:
             self._drop(work)
         else:
             self.prefilling.remove(work)
-            group.join(work)
+            self._group.join(work)
 
     def _drop(self, work: Work) -> None:
         """It leaves the batch and its blocks become free or idle."""
@@ -215,19 +216,12 @@ class Replica:
 
     # -- the start of a run
 
-    def _begin_runs(
+    def _begin_run(
         self, first: Sequence[RequestId], finished: tuple[RequestId, ...], gone: tuple[RequestId, ...]
     ) -> list[AnyAction]:
         """Start what the policy plans. Returns all actions of the call: what the last run changed is told here, too."""
         preempted: list[RequestId] = []
-        runs: list[RunSteps] = []
-        while True:
-            plan = self._plan(preempted)
-            if not (self.num_decodes or plan.chunks or plan.admit):
-                break
-            runs.append(self._launch(plan))
-            if len(self._flights) >= self.num_stages:
-                break
+        plan = self._plan(preempted)
         actions: list[AnyAction] = []
         if first or finished or preempted:
             actions.append(Send(ROUTER, Progressed(self.id, tuple(first), finished, tuple(sorted(preempted)))))
@@ -235,16 +229,15 @@ class Replica:
             actions.append(Forget(gone))
         if preempted:
             actions.append(Preempt(tuple(preempted)))
-        actions += runs
+        if self.num_decodes or plan.chunks or plan.admit:
+            actions.append(self._launch(plan))
         return actions
 
     def _plan(self, preempted: list[RequestId]) -> Plan:
         """The policy's answer, after preempting until the next step of what runs has its blocks."""
         while True:
             decodes = self.decodes
-            taken = decodes.next_blocks()
-            self.decode_blocks = taken
-            self.free_blocks = free = self.pool.num_available - taken
+            self.free_blocks = free = self.pool.num_available - decodes.next_blocks()
             self.num_decodes = decodes.size
             self.preempted = bool(preempted)
             self._looked_at.clear()
@@ -253,7 +246,7 @@ class Replica:
                 if plan.decodes < decodes.size:
                     self.num_decodes = plan.decodes
                     if not plan.decodes:
-                        free += taken
+                        free = self.pool.num_available
                 if free >= 0 and (not plan.chunks or self._chunk_blocks(plan) <= free):
                     return plan
             preempted.append(self._preempt())
@@ -268,19 +261,18 @@ class Replica:
     def spans(self) -> Iterator[tuple[int, int]]:
         """See BatchingView."""
         step = self.decodes.step
-        for work in self.decodes.members.values():
+        for work in self._groups.members(self.decodes):
             context = work.target + 1 + step - work.joined
-            yield context, work.request.num_prompt_tokens + work.request.max_output_tokens - context
+            yield context, work.request.num_prompt_tokens + work.request.max_output_tokens - 1 - context
 
     def latest_grows(self) -> bool:
         """See BatchingView."""
         decodes = self.decodes
-        return bool(decodes.size) and decodes.grows(decodes.latest())
+        return bool(decodes.size) and decodes.grows(max(self._groups.members(decodes), key=arrival))
 
     def _preempt(self) -> RequestId:
-        """Send the latest arrival that can be spared back to the head of the queue. It keeps its tokens and loses its blocks."""
-        running = self._running.values()
-        work = max(running if self.num_stages == 1 else (work for work in running if not is_flying(work)), key=arrival)
+        """Send the latest arrival in the batch back to the head of the queue. It keeps its tokens and loses its blocks."""
+        work = max(self._spared(), key=arrival)
         self._drop(work)
         work.target = work.request.num_prompt_tokens + work.generated
         work.computed = 0
@@ -291,45 +283,42 @@ class Replica:
         self.num_preemptions += 1
         return work.request.id
 
+    def _spared(self) -> Iterable[Work]:
+        """Who may be preempted."""
+        return self._running.values()
+
     def _launch(self, plan: Plan) -> RunSteps:
-        decoding = self.num_decodes
-        group = self.decodes
-        if self.num_stages > 1 or 0 < decoding < group.size:
-            self.decodes, group = self._groups.part(group, decoding)
-        self._run = run = self._run + 1
-        self._flights[run] = flight = self._groups.flight(group, decoding > 0)
-        chunks = self._take(plan, flight) if plan.chunks or plan.admit else ()
-        steps = plan.steps if not plan.admit else 1
-        evictable: tuple[BlockHash, ...] = ()
-        if self.num_stages > 1:
-            evictable = self._depart(flight)
-            steps = 1
-        elif self.pool.idle:
-            steps, evictable = self._within_cache(flight, steps, plan.keep)
-        elif steps > 1:
-            steps = self._within(flight, steps, self.pool.num_available - plan.keep)
+        decodes = self.num_decodes
+        if decodes < self.decodes.size:
+            self._part(decodes)
         if plan.mark:
             self.steps_since_mark = 0
+        chunks = self._take(plan) if plan.chunks or plan.admit else ()
+        steps = plan.steps if not plan.admit else 1
+        evictable: tuple[BlockHash, ...] = ()
+        if self.pool.idle:
+            steps, evictable = self._within_cache(steps, plan.keep)
+        elif steps > 1:
+            steps = self._within(steps, self.pool.num_available - plan.keep)
+        self._run += 1
+        self._busy = True
         self._open = plan.open and steps > 1
-        moved = self._groups.told()
-        return RunSteps(run, steps, decoding, group.context if decoding else 0, chunks, evictable, group.id, moved)
+        group = self._group
+        if group.id or self._groups.moved:
+            context = group.context if decodes else 0
+            return RunSteps(self._run, steps, decodes, context, chunks, evictable, group.id, self._groups.told())
+        return RunSteps(self._run, steps, decodes, group.context if decodes else 0, chunks, evictable)
 
-    def _depart(self, flight: Flight) -> tuple[BlockHash, ...]:
-        """With several runs in progress, this one's blocks are taken at once. Returns those evicted."""
-        taken = self._need(flight, 1)
-        evictable = self.pool.oldest(max(0, taken - self.pool.num_free))
-        if taken:
-            self.pool.take(taken)
-        flight.depart(self.prefilling)
-        for work, tokens in flight.batch:
-            work.blocks += self._new_blocks(work, tokens)
-        return evictable
+    def _part(self, count: int) -> None:
+        """Not all decodes take part in the next run. Where none does they only pause, and whoever is new joins them."""
+        if count:
+            self.decodes, self._group = self._groups.part(self.decodes, count)
 
-    def _take(self, plan: Plan, flight: Flight) -> tuple[Chunk, ...]:
+    def _take(self, plan: Plan) -> tuple[Chunk, ...]:
         """The plan's prefill, as the run's batch."""
         chunks: list[Chunk] = []
-        batch = flight.batch
-        taken = flight.group.next_blocks() if flight.decoding else 0
+        batch = self._batch
+        taken = self._group.next_blocks() if self.num_decodes else 0
         for work, tokens in zip(self.prefilling, plan.chunks, strict=False):
             if tokens:
                 batch.append((work, tokens))
@@ -345,7 +334,7 @@ class Replica:
             chunks.append(Chunk(work.request.id, cached, tokens, cached, cached + tokens == work.target, work.reserved))
             taken += self._new_blocks(work, tokens)
         if taken > self.pool.num_available:
-            free = self.pool.num_available - (flight.group.next_blocks() if flight.decoding else 0)
+            free = self.pool.num_available - (self._group.next_blocks() if self.num_decodes else 0)
             raise ValueError(f"{type(self.policy).__name__} admitted more than the {free} free blocks can hold")
         return tuple(chunks)
 
@@ -376,47 +365,47 @@ class Replica:
 
     # -- how far a run may go
 
-    def _within_cache(self, flight: Flight, steps: int, keep: int) -> tuple[int, tuple[BlockHash, ...]]:
+    def _within_cache(self, steps: int, keep: int) -> tuple[int, tuple[BlockHash, ...]]:
         """As `_within`, where blocks may be evicted, but no further than the plan surely holds; and what may be evicted."""
         pool = self.pool
         if steps > 1:
-            steps = self._within(flight, steps, pool.num_free + min(len(pool.idle) - keep, EVICTED_AT_ONCE))
-        evicted = self._need(flight, steps) - pool.num_free
+            steps = self._within(steps, pool.num_free + min(len(pool.idle) - keep, EVICTED_AT_ONCE))
+        evicted = self._need(steps) - pool.num_free
         if evicted <= 0:
             return steps, ()
         evictable = pool.oldest(evicted)
         if steps > 1:
             # The plan rests on these cached blocks: it holds until the first of them is evicted.
-            watched = self._watched(flight)
+            watched = self._watched()
             for i, block in enumerate(evictable):
                 if block in watched:
-                    steps = self._within(flight, steps, pool.num_free + i)
-                    return steps, pool.oldest(max(0, self._need(flight, steps) - pool.num_free))
+                    steps = self._within(steps, pool.num_free + i)
+                    return steps, pool.oldest(max(0, self._need(steps) - pool.num_free))
         return steps, evictable
 
-    def _watched(self, flight: Flight) -> set[BlockHash]:
-        return {block for work in self._looked_at for block in work.hashes} | {b for work, _ in flight.batch for b in work.hashes}
+    def _watched(self) -> set[BlockHash]:
+        return {block for work in self._looked_at for block in work.hashes} | {b for work, _ in self._batch for b in work.hashes}
 
-    def _within(self, flight: Flight, steps: int, blocks: int) -> int:
+    def _within(self, steps: int, blocks: int) -> int:
         """The most steps, at least 1 and at most `steps`, that take no more than `blocks`."""
-        if not flight.batch:
-            within = flight.group.steps_within(blocks) or 1
+        if not self._batch:
+            within = self._group.steps_within(blocks) or 1
             return within if within < steps else steps
-        if self._need(flight, steps) <= blocks:
+        if self._need(steps) <= blocks:
             return steps
         low, high = 1, max(1, steps)
         while high - low > 1:
             middle = (low + high) // 2
-            if self._need(flight, middle) <= blocks:
+            if self._need(middle) <= blocks:
                 low = middle
             else:
                 high = middle
         return low
 
-    def _need(self, flight: Flight, steps: int) -> int:
+    def _need(self, steps: int) -> int:
         """Blocks that the run takes in `steps` steps."""
-        blocks = flight.group.blocks(steps) if flight.decoding else 0
-        for work, tokens in flight.batch:
+        blocks = self._group.blocks(steps) if self.num_decodes else 0
+        for work, tokens in self._batch:
             blocks += self._new_blocks(work, tokens * steps)
         return blocks
 

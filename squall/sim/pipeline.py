@@ -8,6 +8,7 @@ from collections import deque
 
 from squall.core.actions import RunSteps
 from squall.core.events import StepsDone
+from squall.core.metrics import UNSET
 from squall.core.types import Nanos, ReplicaId, RunId
 from squall.errors import ConfigError
 from squall.sim.world import DecodeClock, Engine, World
@@ -42,7 +43,7 @@ class PipelinedEngine(Engine):
         free_at = self._free_at
         if run.chunks:
             self._schedule(run.chunks, max(now, free_at[0]))
-        for stage, busy in enumerate(self._world.latency.stages(run)):
+        for stage, busy in enumerate(self.latency.stages(run)):
             now = free_at[stage] = max(now, free_at[stage]) + busy
         self._on_way.append(run)
         return now
@@ -50,11 +51,14 @@ class PipelinedEngine(Engine):
     def cut(self, run: RunId, now: Nanos) -> None:
         """There are single steps only."""
 
-    def end(self, now: Nanos) -> StepsDone:
+    def end(self, now: Nanos) -> StepsDone | None:
         """The batch that was issued first has passed the last stage."""
-        run = self._on_way.popleft()
-        self.num_steps += 1
-        group = self._groups[run.group]
-        if run.num_decodes:
-            group.first_gaps(run.num_decodes, now, self._world.gaps)
-        return self._finish(run, group, 1, now)
+        self._run = run = self._on_way.popleft()
+        self._group = self._groups[run.group]
+        self._steps = 1
+        self._started_at = UNSET
+        self._ends_at = now
+        return super().end(now)
+
+    def _resume(self, group: DecodeClock, weight: int, now: Nanos) -> None:
+        group.first_gaps(weight, now, self._world.gaps)

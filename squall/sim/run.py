@@ -14,6 +14,7 @@ from squall.core.controller import Controller
 from squall.core.events import AnyEvent, Cancelled
 from squall.core.machine import Machine
 from squall.core.metrics import RunRecord
+from squall.core.pipeline import replica_of
 from squall.core.replica import Replica
 from squall.core.router import Router
 from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, ReplicaId, RequestId
@@ -70,7 +71,7 @@ def simulate(
     controller.traffic = router
 
     def make(replica: ReplicaId, now: Nanos) -> Machine:
-        machine = Replica(replica, config.batching, num_blocks, block_size, config.replica.pp)
+        machine = replica_of(replica, config.batching, num_blocks, block_size, config.replica.pp)
         if created is not None:
             created(now, replica, machine)
         return machine

@@ -137,15 +137,6 @@ class DecodeClock:
         last = self.last_step.pop(request, None)
         return None if last is None else (last - self.steps, self.late.pop(request, self.told_at))
 
-    def pop_stopped(self, stopped: list[RequestId]) -> None:
-        """Take out those whose last step is done."""
-        ends = self.ends
-        while ends and ends[0][0] <= self.steps:
-            last, request = heappop(ends)
-            if self.last_step.get(request) == last:
-                del self.last_step[request]
-                stopped.append(request)
-
     def first_gaps(self, weight: int, now: Nanos, gaps: array[int]) -> None:
         """The `weight` members get a token at `now`, after a pause or from another group."""
         late = self.late
@@ -167,7 +158,19 @@ class Engine:
         num_steps: done since the beginning.
     """
 
-    __slots__ = ("_ends_at", "_groups", "_prices", "_replica", "_run", "_started_at", "_steps", "_world", "latency", "num_steps")
+    __slots__ = (
+        "_ends_at",
+        "_group",
+        "_groups",
+        "_prices",
+        "_replica",
+        "_run",
+        "_started_at",
+        "_steps",
+        "_world",
+        "latency",
+        "num_steps",
+    )
 
     def __init__(self, world: World, replica: ReplicaId) -> None:
         self.num_steps = 0
@@ -179,7 +182,8 @@ class Engine:
         self._prices: Sequence[Progression] = ()
         self._started_at: Nanos = UNSET
         self._ends_at: Nanos = UNSET  # while it runs
-        self._groups: dict[int, DecodeClock] = {0: DecodeClock()}
+        self._group = DecodeClock()  # of the run
+        self._groups = {0: self._group}
 
     def start(self, run: RunSteps, now: Nanos) -> Nanos:
         """Begin the run; returns when it will end."""
@@ -189,12 +193,11 @@ class Engine:
         if run.chunks:
             self._schedule(run.chunks, now)
         steps = run.steps
-        if run.num_decodes:
-            group = self._groups[run.group]
-            if group.ends:
-                left = group.ends[0][0] - group.steps  # until a stale entry, it may be: then two runs take the place of one
-                if left < steps:
-                    steps = left if left > 0 else 1
+        self._group = group = self._groups[run.group]
+        if group.ends and run.num_decodes:
+            left = group.ends[0][0] - group.steps  # until a stale entry, it may be: then two runs take the place of one
+            if left < steps:
+                steps = left if left > 0 else 1
         if steps > world.max_steps:
             steps = world.max_steps
         self._run = run
@@ -255,37 +258,26 @@ class Engine:
         run = self._run
         assert run is not None
         self._ends_at = UNSET
+        world = self._world
         steps = self._steps
         self.num_steps += steps
-        group = self._groups[run.group]
+        group = self._group
+        stopped: list[RequestId] = []
         weight = run.num_decodes
         if weight:
-            gaps = self._world.gaps
             if group.told_at == self._started_at and not group.late:
                 for price in self._prices:
-                    gaps.extend((weight, price.count, price.first, price.increment))
+                    world.gaps.extend((weight, price.count, price.first, price.increment))
             else:
-                self._resume(group, weight)
-        return self._finish(run, group, steps, now)
-
-    def _resume(self, group: DecodeClock, weight: int) -> None:
-        """The first step after a pause, and those after it."""
-        world = self._world
-        step = self._prices[0]
-        group.first_gaps(weight, self._started_at + step.first // UNITS_PER_NANO, world.gaps)
-        if step.count > 1:
-            world.gaps.extend((weight, step.count - 1, step.first + step.increment, step.increment))
-        for price in self._prices[1:]:
-            world.gaps.extend((weight, price.count, price.first, price.increment))
-
-    def _finish(self, run: RunSteps, group: DecodeClock, steps: int, now: Nanos) -> StepsDone:
-        """Who has stopped, and who decodes from now on."""
-        world = self._world
-        stopped: list[RequestId] = []
-        if run.num_decodes:
-            group.steps += steps
+                self._resume(group, weight, now)
+            group.steps = step = group.steps + steps
             group.told_at = now
-            group.pop_stopped(stopped)
+            ends = group.ends
+            while ends and ends[0][0] <= step:
+                last, request = heappop(ends)
+                if group.last_step.get(request) == last:
+                    del group.last_step[request]
+                    stopped.append(request)
         elif not group.last_step:
             group.told_at = now
         for chunk in run.chunks:
@@ -301,6 +293,16 @@ class Engine:
             world.finish(request, now)
         stopped.sort()
         return StepsDone(run.run, steps, tuple(stopped))
+
+    def _resume(self, group: DecodeClock, weight: int, now: Nanos) -> None:  # noqa: ARG002 - a pipeline has no prices
+        """The first step after a pause, and those after it; the last one ends now."""
+        gaps = self._world.gaps
+        step = self._prices[0]
+        group.first_gaps(weight, self._started_at + step.first // UNITS_PER_NANO, gaps)
+        if step.count > 1:
+            gaps.extend((weight, step.count - 1, step.first + step.increment, step.increment))
+        for price in self._prices[1:]:
+            gaps.extend((weight, price.count, price.first, price.increment))
 
     def preempt(self, requests: Sequence[RequestId]) -> None:
         """They lose their KV at this step boundary."""

@@ -29,6 +29,21 @@ class View(msgspec.Struct):
     free_blocks: int = 1_000
     num_blocks: int = 1_000
     block_size: int = 16
+    num_stages: int = 1
+    decode_blocks: int = 0
+    steps_since_mark: int = 0
+    grows: bool = False
+    decoding: list[tuple[int, int]] = []
+
+    @property
+    def num_running(self) -> int:
+        return self.num_decodes + len(self.prefilling)
+
+    def latest_grows(self) -> bool:
+        return self.grows
+
+    def spans(self) -> list[tuple[int, int]]:
+        return self.decoding
 
     def cached(self, work: Waiting) -> tuple[int, int]:
         return work.cached, work.in_use

@@ -15,7 +15,7 @@ from squall.core.events import AnyEvent, StepsDone, Woke
 from squall.core.metrics import Gaps, Outcome, RequestRow, RunRecord
 from squall.core.types import FOREVER, MILLISECOND, MachineId, Nanos, ReplicaId, RequestId
 from squall.perf.latency import LatencyModel
-from squall.policies.batching import Vllm
+from squall.policies.batching import Batching, BlitzBatching, FasterTransformer, LightLlm, Orca, Sarathi, Vllm, VllmV0
 from squall.policies.route import LeastLoaded, Pull, RoundRobin, Route
 from squall.sim.linear import Linear
 from squall.sim.run import simulate
@@ -34,7 +34,7 @@ class Case(Struct, frozen=True):
     requests: tuple[OfferedRequest, ...]
     num_blocks: int
     block_size: int
-    batching: Vllm
+    batching: Batching
     route: Route = LeastLoaded()
     replicas: int = 1
     latency: Linear = UNEVEN
@@ -160,6 +160,26 @@ def chain(family: int, shared: int, own: int, count: int) -> tuple[int, ...]:
 
 
 @st.composite
+def policies(draw: st.DrawFn) -> Batching:
+    seqs, tokens = draw(st.integers(1, 12)), draw(st.integers(1, 80))
+    watermark, cache = draw(st.sampled_from([0.0, 0.1])), draw(st.booleans())
+    quirks = draw(st.sampled_from(["none", "vidur"]))
+    return draw(
+        st.sampled_from(
+            [
+                Vllm(seqs, max(seqs, tokens), prefix_cache=cache),
+                VllmV0(seqs, tokens, watermark, cache, quirks),  # type: ignore[arg-type]
+                Sarathi(seqs, tokens, watermark, cache, quirks),  # type: ignore[arg-type]
+                Orca(seqs, draw(st.sampled_from([0, 40, 500]))),
+                FasterTransformer(seqs),
+                LightLlm(seqs, tokens, draw(st.integers(1, 10))),
+                BlitzBatching(tokens, 2 * tokens, seqs),
+            ]
+        )
+    )
+
+
+@st.composite
 def cases(draw: st.DrawFn) -> Case:
     size = draw(st.sampled_from([4, 16]))
     longest = draw(st.integers(8, 160))
@@ -172,13 +192,12 @@ def cases(draw: st.DrawFn) -> Case:
         hashes = chain(draw(st.integers(1, 3)), draw(st.integers(0, 12)), id, prompt // size)
         requests.append(OfferedRequest(id, at * quantum, prompt, draw(st.integers(1, 60)), block_hashes=hashes))
     least = max(-(-(r.num_prompt_tokens + r.num_output_tokens) // size) for r in requests)
-    seqs = draw(st.integers(1, 12))
     gone = draw(st.lists(st.tuples(st.integers(0, 400), st.sampled_from(requests)), max_size=6))
     return Case(
         requests=tuple(requests),
         num_blocks=least + draw(st.sampled_from([0, 1, 3, 10, 60])),
         block_size=size,
-        batching=Vllm(seqs, draw(st.integers(seqs, 80)), prefix_cache=draw(st.booleans())),
+        batching=draw(policies()),
         route=draw(st.sampled_from(ROUTES)),
         replicas=draw(st.integers(1, 3)),
         latency=draw(st.sampled_from([TIES, UNEVEN])),
@@ -198,12 +217,11 @@ def crowds(draw: st.DrawFn) -> Case:
         hashes = chain(draw(st.integers(1, 2)), 100, id, prompt // 4)
         requests.append(OfferedRequest(id, at, prompt, draw(st.integers(1, 30)), block_hashes=hashes))
     least = max(-(-(r.num_prompt_tokens + r.num_output_tokens) // 4) for r in requests)
-    seqs = draw(st.integers(2, 6))
     return Case(
         requests=tuple(requests),
         num_blocks=least + draw(st.integers(0, 6)),
         block_size=4,
-        batching=Vllm(seqs, draw(st.integers(seqs, 24))),
+        batching=draw(policies()),
         latency=draw(st.sampled_from([TIES, UNEVEN])),
     )
 

@@ -1,7 +1,4 @@
-"""Which work goes into the next step. Arithmetic on a read-only view; the configuration class is the policy.
-
-Knows no blocks by name, no clock and no engine: the replica takes blocks, preempts and runs.
-"""
+"""vLLM V1: decodes and prompts in one step."""
 
 from msgspec import Struct
 
@@ -36,9 +33,9 @@ class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
 
     def __call__(self, view: BatchingView) -> Plan:
         if not view.waiting and not view.prefilling:
-            return Plan(FOREVER, (), (), view.num_decodes < self.max_num_seqs)
+            return Plan(FOREVER, (), (), view.num_running < self.max_num_seqs)
         budget = self.max_num_batched_tokens - view.num_decodes
-        seats = self.max_num_seqs - view.num_decodes - len(view.prefilling)
+        seats = self.max_num_seqs - view.num_running
         free = view.free_blocks
         chunks: tuple[int, ...] = ()
         if view.prefilling:
@@ -73,6 +70,3 @@ class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
             if seats == 0 or budget == 0:
                 break
         return tuple(admit)
-
-
-Batching = Vllm

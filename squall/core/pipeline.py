@@ -1,0 +1,129 @@
+"""A replica of several pipeline stages: as many runs in progress as there are stages, each of one step and of other requests.
+
+Everything that one run does is as in `Replica`, which always sees the run that just begins or ends. Knows which runs are under
+way and whom they work on; does not know how long a stage takes.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from squall.core.actions import AnyAction, RunSteps
+from squall.core.decodes import DecodeGroup, Work
+from squall.core.events import StepsDone
+from squall.core.replica import Replica
+from squall.core.types import ReplicaId, RequestId, RunId
+from squall.core.views import BatchingPolicy, Plan
+
+
+class Flight:
+    """A run in progress: what `Replica` knows of the only one.
+
+    Attributes:
+        group, num_decodes: which decodes advance.
+        batch: whose prefill it works on.
+        taken: KV blocks set aside for it.
+    """
+
+    __slots__ = ("batch", "group", "num_decodes", "taken")
+
+    def __init__(self, group: DecodeGroup, num_decodes: int, batch: list[tuple[Work, int]], taken: int) -> None:
+        self.group = group
+        self.num_decodes = num_decodes
+        self.batch = batch
+        self.taken = taken
+
+
+class PipelinedReplica(Replica):
+    """See `Replica`. The policy sees neither the requests nor the blocks of runs in progress.
+
+    Args:
+        num_stages: pipeline stages, at least 2.
+    """
+
+    __slots__ = ("_flights", "_num_runs")
+
+    def __init__(self, id: ReplicaId, policy: BatchingPolicy, num_blocks: int, block_size: int, num_stages: int) -> None:
+        super().__init__(id, policy, num_blocks, block_size)
+        self.num_stages = num_stages
+        self._flights: dict[RunId, Flight] = {}
+        self._num_runs = 0
+
+    def growth(self, run: RunId) -> list[int]:
+        flight = self._flights[run]
+        return flight.group.growth() if flight.num_decodes else [0] * self.block_size
+
+    def _cut(self) -> list[AnyAction]:
+        return []  # single steps only
+
+    def _end_run(self, event: StepsDone) -> list[AnyAction]:
+        flight = self._flights.pop(event.run, None)
+        if flight is None:
+            raise ValueError(f"replica {self.id} is not in run {event.run}")
+        self._run = event.run
+        self._busy = True
+        self._group = flight.group
+        self.num_decodes = flight.num_decodes
+        self._batch = flight.batch
+        self.pool.num_available += flight.taken  # from here on they are taken like those of any run
+        self.prefilling += [work for work, _ in flight.batch]
+        return super()._end_run(event)
+
+    def _drop_cancelled(self) -> tuple[RequestId, ...]:
+        """Only those that no run works on."""
+        flying = self._flying()
+        later = [request for request in self._cancelled if request in flying]
+        self._cancelled = [request for request in self._cancelled if request not in flying]
+        gone = super()._drop_cancelled()
+        self._cancelled = later
+        return gone
+
+    def _begin_run(
+        self, first: Sequence[RequestId], finished: tuple[RequestId, ...], gone: tuple[RequestId, ...]
+    ) -> list[AnyAction]:
+        """As many runs as there is room for."""
+        actions = super()._begin_run(first, finished, gone)
+        while actions and isinstance(actions[-1], RunSteps) and len(self._flights) < self.num_stages:
+            more = super()._begin_run((), (), ())
+            if not more:
+                break
+            actions += more
+        return actions
+
+    def _part(self, count: int) -> None:
+        self.decodes, self._group = self._groups.part(self.decodes, count)
+
+    def _launch(self, plan: Plan) -> RunSteps:
+        self._run = self._num_runs
+        if self.num_decodes == self.decodes.size:
+            self._part(self.num_decodes)
+        self._batch = []
+        action = super()._launch(plan)
+        self._num_runs = self._run
+        taken = self._need(1)
+        evicted = max(0, taken - self.pool.num_free)
+        if taken:
+            self.pool.take(taken)
+        for work, _ in self._batch:
+            self.prefilling.remove(work)
+        self._flights[self._run] = Flight(self._group, self.num_decodes, self._batch, taken)
+        self._busy = len(self._flights) >= self.num_stages
+        return RunSteps(
+            action.run, 1, action.num_decodes, action.decode_context, action.chunks, action.evictable[:evicted],
+            action.group, action.regrouped,
+        )  # fmt: skip
+
+    def _spared(self) -> Iterable[Work]:
+        flying = self._flying()
+        return [work for work in super()._spared() if work.request.id not in flying]
+
+    def _flying(self) -> set[RequestId]:
+        """Whom the runs in progress work on."""
+        groups = {flight.group.id for flight in self._flights.values() if flight.num_decodes}
+        chunks = {work.request.id for flight in self._flights.values() for work, _ in flight.batch}
+        return chunks | {id for id, work in self._running.items() if work.group is not None and work.group.id in groups}
+
+
+def replica_of(id: ReplicaId, policy: BatchingPolicy, num_blocks: int, block_size: int, num_stages: int) -> Replica:
+    """A replica of any number of pipeline stages."""
+    if num_stages == 1:
+        return Replica(id, policy, num_blocks, block_size)
+    return PipelinedReplica(id, policy, num_blocks, block_size, num_stages)

@@ -1,0 +1,35 @@
+"""What several batching policies count in the same way. Knows no policy."""
+
+from squall.core.views import BatchingView, WorkView
+
+
+def at_least(name: str, value: int, least: int = 1) -> None:
+    """Raises ValueError where a key of a policy is smaller than it can be."""
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
+def fraction(name: str, value: float) -> None:
+    """Raises ValueError where a key is no part of something."""
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} must be from 0 to less than 1, not {value}")
+
+
+def blocks_of(tokens: int, block_size: int) -> int:
+    """KV blocks that hold so many tokens."""
+    return -(-tokens // block_size)
+
+
+def most_blocks(work: WorkView, block_size: int) -> int:
+    """KV blocks that a request may come to hold: the last token's KV is never needed."""
+    return -(-(work.request.num_prompt_tokens + work.request.max_output_tokens - 1) // block_size)
+
+
+def most_in_batch(max_num_seqs: int, view: BatchingView) -> int:
+    """Requests in one batch, where all batches of a pipeline together hold `max_num_seqs`."""
+    return max(1, max_num_seqs // view.num_stages)
+
+
+def watermark_blocks(part: float, view: BatchingView, num_admitted: int) -> int:
+    """Blocks that an admission must leave free, lest the running ones be preempted at once. None for who runs alone."""
+    return int(part * view.num_blocks) if view.num_running or num_admitted else 0

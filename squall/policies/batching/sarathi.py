@@ -1,0 +1,91 @@
+"""Sarathi-Serve: decodes in every step, and prompts in pieces that fill it up."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from squall.core.types import FOREVER
+from squall.core.views import BatchingView, Plan
+from squall.policies.batching.bounds import at_least, blocks_of, fraction, most_in_batch, watermark_blocks
+
+
+class Sarathi(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="sarathi"):
+    """Stall-free batching: all decodes, then pieces of prompts up to `chunk_size` tokens together with them.
+
+    Begun prompts go before new ones, in order. A prompt gets the blocks for all of it with its first piece, where `watermark`
+    remains. Decodes go also where they alone exceed `chunk_size`; prompts wait then. After a preemption nobody is admitted for
+    one step.
+
+    Attributes:
+        max_num_seqs: requests admitted and not finished; one batch of a pipeline holds its share of them.
+        chunk_size: tokens that a step computes.
+        watermark: part of all KV blocks that an admission leaves free; waived where nothing runs.
+        prefix_cache: whether full prompt blocks are shared between requests.
+        quirks: "vidur" preempts as Vidur does: a decode needs a free block also where it does not take one.
+    """
+
+    max_num_seqs: int = 256
+    chunk_size: int = 512
+    watermark: float = 0.01
+    prefix_cache: bool = False
+    quirks: Literal["none", "vidur"] = "none"
+
+    def __post_init__(self) -> None:
+        at_least("max_num_seqs", self.max_num_seqs)
+        at_least("chunk_size", self.chunk_size)
+        fraction("watermark", self.watermark)
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """The most tokens of a step."""
+        return max(self.chunk_size, self.max_num_seqs)
+
+    def __call__(self, view: BatchingView) -> Plan:
+        keep = 0
+        if self.quirks == "vidur" and view.num_decodes > 1:
+            if not view.free_blocks and not view.latest_grows():
+                return Plan(preempt=True)
+            keep = 1
+        most = most_in_batch(self.max_num_seqs, view)
+        decodes = min(view.num_decodes, most)
+        if not view.waiting and not view.prefilling:
+            return Plan(FOREVER, open=view.num_running < self.max_num_seqs and decodes < self.chunk_size, decodes=most, keep=keep)
+        budget = self.chunk_size - decodes
+        seats = most - decodes
+        chunks: list[int] = []
+        for work in view.prefilling:
+            left = work.target - work.computed
+            tokens = max(0, min(left, budget, left * seats))
+            if tokens == budget < left and not chunks and tokens:
+                return Plan((left - 1) // budget, (budget,), open=False, decodes=most, keep=keep)
+            chunks.append(tokens)
+            budget -= tokens
+            seats -= tokens > 0
+        admit: tuple[int, ...] = ()
+        reserve: tuple[int, ...] = ()
+        if view.waiting and not view.preempted and budget > 0:
+            admit, reserve = self._admit(view, min(seats, self.max_num_seqs - view.num_running), budget)
+        if admit or any(chunks) or view.preempted:
+            return Plan(1, tuple(chunks), admit, decodes=most, reserve=reserve)
+        return Plan(FOREVER, open=not view.waiting and budget > 0 and seats > 0, decodes=most, keep=keep)
+
+    def _admit(self, view: BatchingView, seats: int, budget: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Tokens of each request from the head of the queue that there is room for, and the blocks of its whole prompt."""
+        admit: list[int] = []
+        reserve: list[int] = []
+        size = view.block_size
+        free = view.free_blocks
+        for work in view.waiting:
+            if seats <= 0 or budget <= 0:
+                break
+            cached, in_use = view.cached(work)
+            blocks = blocks_of(work.target, size)
+            free -= blocks - in_use
+            if free < watermark_blocks(self.watermark, view, len(admit)):
+                break
+            tokens = min(work.target - cached * size, budget)
+            admit.append(tokens)
+            reserve.append(blocks)
+            seats -= 1
+            budget -= tokens
+        return tuple(admit), tuple(reserve)

@@ -1,0 +1,71 @@
+"""vLLM V0: prompts before decodes, never in one step."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from squall.core.types import FOREVER
+from squall.core.views import BatchingView, Plan
+from squall.policies.batching.bounds import at_least, blocks_of, fraction, most_in_batch, watermark_blocks
+
+
+class VllmV0(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="vllm_v0"):
+    """vLLM V0 without chunked prefill: whenever somebody can be admitted, a step of whole prompts; the decodes pause for it.
+
+    The queue is served in order. A prompt is admitted where its blocks are free and `watermark` remains, and while the batch,
+    all of it padded to its longest prompt, keeps within `max_num_batched_tokens`; a prompt longer than that is served alone.
+    After a preemption the decodes go first.
+
+    Attributes:
+        max_num_seqs: requests admitted and not finished; one batch of a pipeline holds its share of them.
+        max_num_batched_tokens: prompts in a step times the longest of them.
+        watermark: part of all KV blocks that an admission leaves free; waived where nothing runs.
+        prefix_cache: whether full prompt blocks are shared between requests.
+        quirks: "vidur" preempts as Vidur does: a decode needs a free block also where it does not take one.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 4096
+    watermark: float = 0.01
+    prefix_cache: bool = False
+    quirks: Literal["none", "vidur"] = "none"
+
+    def __post_init__(self) -> None:
+        at_least("max_num_seqs", self.max_num_seqs)
+        at_least("max_num_batched_tokens", self.max_num_batched_tokens)
+        fraction("watermark", self.watermark)
+
+    def __call__(self, view: BatchingView) -> Plan:
+        if view.waiting and not view.preempted:
+            admit = self._admit(view)
+            if admit:
+                return Plan(1, admit=admit, decodes=0)
+        open = not view.waiting and view.num_running < self.max_num_seqs
+        decodes = most_in_batch(self.max_num_seqs, view)
+        if self.quirks == "none":
+            return Plan(1 if view.preempted else FOREVER, open=open, decodes=decodes)
+        if not view.free_blocks and view.num_decodes > 1 and not view.latest_grows():
+            return Plan(preempt=True)
+        return Plan(1 if view.preempted else FOREVER, open=open, decodes=decodes, keep=1)
+
+    def _admit(self, view: BatchingView) -> tuple[int, ...]:
+        """Whole prompts from the head of the queue, as many as there is room for."""
+        admit: list[int] = []
+        size = view.block_size
+        free = view.free_blocks + view.decode_blocks
+        seats = min(self.max_num_seqs - view.num_running, most_in_batch(self.max_num_seqs, view))
+        longest = 0
+        for work in view.waiting:
+            if seats <= 0:
+                break
+            cached, in_use = view.cached(work)
+            tokens = work.target - cached * size
+            longest = max(longest, tokens)
+            free -= blocks_of(work.target, size) - in_use
+            if free < watermark_blocks(self.watermark, view, len(admit)) or (
+                admit and (len(admit) + 1) * longest > self.max_num_batched_tokens
+            ):
+                break
+            admit.append(tokens)
+            seats -= 1
+        return tuple(admit)
