@@ -15,7 +15,6 @@ from squall.core.events import AnyEvent, Cancelled
 from squall.core.machine import Machine
 from squall.core.metrics import RunRecord
 from squall.core.pipeline import replica_of
-from squall.core.replica import Replica
 from squall.core.router import Router
 from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, ReplicaId, RequestId
 from squall.perf.latency import LatencyModel
