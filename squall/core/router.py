@@ -202,28 +202,22 @@ class Router:
         for request in event.finished:
             entry = self._step(request, backend, "finished")
             del self._entries[request]
+            tokens = entry.request.num_prompt_tokens
+            backend.num_tokens -= tokens
+            demand.num_promised_tokens -= entry.num_tokens
             if entry.started:
                 backend.num_running -= 1
+                demand.num_running -= 1
             else:
                 backend.num_waiting -= 1
-            backend.num_tokens -= entry.request.num_prompt_tokens
-            self._leaves(entry)
+                demand.num_waiting -= 1
+                demand.num_waiting_tokens -= tokens
         if event.finished:
             self._rate.add(len(event.finished), now)
         if backend.open:
             self._index.changed(backend)
             return self._settle() if self._queue else []
         return self._emptied(backend)
-
-    def _leaves(self, entry: Entry) -> None:
-        """It is at no replica any more."""
-        demand = self._demand
-        demand.num_promised_tokens -= entry.num_tokens
-        if entry.started:
-            demand.num_running -= 1
-        else:
-            demand.num_waiting -= 1
-            demand.num_waiting_tokens -= entry.request.num_prompt_tokens
 
     def _step(self, request: RequestId, backend: Backend, happening: RequestHappening) -> Entry:
         """Follow the table for a request of `backend`."""
@@ -300,7 +294,12 @@ class Router:
         orphans = sorted(id for id, entry in self._entries.items() if entry.backend is backend)
         for id in reversed(orphans):
             entry = self._step(id, backend, "replica lost")
-            self._leaves(entry)
+            self._demand.num_promised_tokens -= entry.num_tokens
+            if entry.started:
+                self._demand.num_running -= 1
+            else:
+                self._demand.num_waiting -= 1
+                self._demand.num_waiting_tokens -= entry.request.num_prompt_tokens
             entry.backend = None
             entry.started = False
             entry.lost_by += (backend.replica,)

@@ -6,21 +6,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from squall.core.actions import AnyAction, Decided, LoadWeights, Send, StartReplica, StopReplica, WarmReplica
+from squall.core.actions import AnyAction, Decided, LoadWeights, Reply, Send, StartReplica, StopReplica, WarmReplica
 from squall.core.controller import Controller
 from squall.core.demand import Demand
 from squall.core.events import (
     AnyEvent,
+    Arrived,
+    Cancelled,
     Emptied,
     LoadFailed,
     NodeDown,
     NodeUp,
+    Progressed,
     ReplicaDown,
     ReplicaLost,
     ReplicaStarted,
     ReplicaStopped,
     ReplicaUp,
     ScaleWanted,
+    Submitted,
     Warmed,
     WeightsLoaded,
     Woke,
@@ -28,7 +32,9 @@ from squall.core.events import (
 from squall.core.fleet_plan import Bounds, FleetPlan, Patience, Slots
 from squall.core.fleet_view import LoadView, Place, ScaleView, Transfer, Wanted
 from squall.core.lifecycle import Phase
-from squall.core.types import MILLISECOND, ROUTER, SECOND, Nanos, ReplicaId, Role
+from squall.core.router import Router
+from squall.core.types import MILLISECOND, ROUTER, SECOND, Nanos, ReplicaId, Request, RequestId, Role
+from squall.policies.route import Pull
 
 BOTH = Role.BOTH
 
@@ -380,3 +386,61 @@ def test_the_fleet_comes_to_what_is_wanted_whatever_happened_on_the_way(moves: l
             world.play(replica, well=True)
     assert len(world.known) == wanted
     assert world.processes == world.known
+
+
+# -- what the router counts
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    moves=st.lists(
+        st.tuples(st.sampled_from(["arrive", "first", "finish", "cancel", "lose", "up"]), st.integers(0, 2)), max_size=80
+    )
+)
+def test_what_is_asked_of_the_fleet_is_counted_right_whatever_happens(moves: list[tuple[str, int]]) -> None:
+    router = Router(Pull(3), 100, 10**6, 2, elastic=True)
+    demand = router.demand(BOTH)
+    waiting: dict[ReplicaId, list[RequestId]] = {}
+    running: dict[ReplicaId, list[RequestId]] = {}
+    prompts: dict[RequestId, int] = {}
+    arrived = 0
+
+    def tell(event: AnyEvent) -> None:
+        for action in router.handle(event, arrived):
+            if isinstance(action, Send) and isinstance(action.event, Submitted):
+                waiting[action.to].append(action.event.request.id)
+            elif isinstance(action, Reply):
+                prompts.pop(action.request, None)
+
+    for kind, replica in moves:
+        match kind:
+            case "arrive":
+                prompts[arrived] = 100 + arrived
+                tell(Arrived(Request(arrived, arrived, 100 + arrived, 10)))
+                arrived += 1
+            case "up" if replica not in waiting:
+                waiting[replica], running[replica] = [], []
+                tell(ReplicaUp(replica, 1000, 16))
+            case "lose" if replica in waiting:
+                del waiting[replica], running[replica]
+                tell(ReplicaDown(replica, lost=True))
+            case "first" if waiting.get(replica):
+                running[replica].append(waiting[replica].pop(0))
+                tell(Progressed(replica, first=(running[replica][-1],)))
+            case "finish" if running.get(replica):
+                gone = running[replica].pop(0)
+                del prompts[gone]
+                tell(Progressed(replica, finished=(gone,)))
+            case "cancel" if waiting.get(replica):
+                gone = waiting[replica].pop()
+                del prompts[gone]
+                tell(Cancelled(gone))
+                tell(Progressed(replica, finished=(gone,)))
+        at_replicas = [id for ids in waiting.values() for id in ids]
+        begun = [id for ids in running.values() for id in ids]
+        queued = prompts.keys() - set(at_replicas) - set(begun)
+        assert (demand.num_queued, demand.num_waiting, demand.num_running) == (len(queued), len(at_replicas), len(begun))
+        assert demand.num_queued_tokens == sum(prompts[id] for id in queued)
+        assert demand.num_waiting_tokens == sum(prompts[id] for id in at_replicas)
+        assert demand.num_promised_tokens == sum(prompts[id] + 10 for id in (*at_replicas, *begun))
+        assert (demand.num_arrived, demand.oldest_queued_at is None) == (arrived, not queued)
