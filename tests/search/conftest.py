@@ -32,6 +32,7 @@ def tree(**more: Any) -> dict[str, Any]:
     tables: dict[str, Any] = {
         "model": {"name": "llama-3-8b"},
         "cluster": {"gpu": "a100-80g"},
+        "batching": {"kind": "vllm"},
         "slo": {"ttft_p90_s": 1.0, "tbt_p99_s": 0.1},
         "workload": {
             "kind": "synthetic",
