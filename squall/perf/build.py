@@ -5,7 +5,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
@@ -22,6 +22,9 @@ from squall.perf.profile import ProfileModel, load
 from squall.perf.roofline import Links, RooflineSource, layout_of
 from squall.perf.speculation import Speculation
 from squall.perf.topology import gpu_of, nic_bandwidth_per_gpu, resolve_node
+
+if TYPE_CHECKING:
+    from squall.perf.tables.source import TableSource
 
 KINDS = ("auto", "roofline", "profile", "measured", "forest")
 
@@ -131,6 +134,12 @@ def _steps(latency: LatencyTable, model: ModelSpec, replica: ReplicaTable, path:
     if profile.num_params != model.num_params:
         measured = f"{profile.model} ({profile.num_params:,} parameters)"
         raise ProfileError(f"{path}: was measured with {measured}, not {model.name} ({model.num_params:,}); measure this model")
+    for key in ("tp", "block_size"):
+        held, asked = getattr(profile, key), getattr(replica, key)
+        if held is not None and held != asked:
+            raise ProfileError(
+                f"{path}: was measured with replica.{key} = {held}, not {asked}; use {held}, or measure with {asked}"
+            )
     if replica.pp != 1:
         raise ConfigError(f"replica.pp is {replica.pp}, but {path} holds whole steps, not stages; use a profile of operators")
     for key in ("sequence_parallel", "overlap_send", "launch_s", "speculation"):
@@ -148,23 +157,25 @@ def _operators(
     )  # fmt: skip
     layout = layout_of(model, gpu, layout, replica.dtype, replica.kv_dtype)
     roofline = RooflineSource(gpu, links, dtype=layout.dtype)
-    sources: list[OperatorSource] = [*_measured(latency, gpu, replica, path), roofline]
+    measured = _measured(latency, model, gpu, layout, replica.block_size, path)
+    sources: list[OperatorSource] = [*([measured] if measured else []), roofline]
     speculation, draft = _speculation(latency, gpu, layout, sources, roofline)
-    return Composed(
-        model, gpu.name, layout, sources, roofline.efficiency, latency.overhead_s, latency.launch_s, speculation, draft
-    )
+    overhead_s = measured.step_s if measured and latency.overhead_s is None else latency.overhead_s
+    return Composed(model, gpu.name, layout, sources, roofline.efficiency, overhead_s, latency.launch_s, speculation, draft)
 
 
-def _measured(latency: LatencyTable, gpu: Gpu, replica: ReplicaTable, path: Path | None) -> list[OperatorSource]:
-    """Sources that are asked before the datasheet."""
+def _measured(
+    latency: LatencyTable, model: ModelSpec, gpu: Gpu, layout: Layout, block_size: int, path: Path | None
+) -> "TableSource | None":
+    """What is asked before the datasheet."""
     if latency.kind == "roofline":
-        return []
+        return None
     if latency.kind == "auto" and path is None and not _tables_know(gpu):
-        return []
+        return None
     from squall.perf.tables.choose import measured_source  # only now: it brings readers of several formats
 
     forest = latency.kind == "forest"
-    return [measured_source(path, gpu, replica.tp, replica.block_size, engine=latency.engine, forest=forest)]
+    return measured_source(path, gpu, model, layout, block_size, engine=latency.engine, forest=forest)
 
 
 def _tables_know(gpu: Gpu) -> bool:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from squall.errors import ConfigError
 from squall.perf.dtypes import DTYPE_BYTES
 from squall.perf.layers import AnyAttention, Experts, LatentAttention, Matrix, Mlp
-from squall.perf.operators import AttentionShape, Estimate, OperatorSource
+from squall.perf.operators import AttentionShape, Estimate, Kernel, OperatorSource
 from squall.perf.spec import Layers, ModelSpec
 
 Verb = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
@@ -70,12 +70,13 @@ class Pass(Struct, frozen=True):
     """An element-wise kernel: `token_bytes` read and written a token."""
 
     name: str
+    kernel: Kernel
     token_bytes: float
     count: int = 1
     groups: int = 1
 
     def ask(self, source: OperatorSource, tokens: int) -> Estimate | None:
-        return source.elementwise(max(1, int(-(-tokens // self.groups) * self.token_bytes)))
+        return source.elementwise(max(1, int(-(-tokens // self.groups) * self.token_bytes)), self.kernel)
 
 
 class Mixture(Struct, frozen=True):
@@ -172,12 +173,12 @@ def _stage(model: ModelSpec, layout: Layout, groups: tuple[Layers, ...], first: 
     wide = model.hidden_size * DTYPE_BYTES[layout.dtype]
     tokens: list[Operator] = []
     if first:
-        tokens.append(Pass("embedding", 2 * wide, groups=layout.groups))
+        tokens.append(Pass("embedding", "embedding", 2 * wide, groups=layout.groups))
         tokens.extend(_sum("embedding", wide, 1, layout))
     for group in groups:
         tokens.extend(_layer(model, layout, group))
     if last:
-        tokens.append(Pass("final norm", 4 * wide, groups=layout.groups))
+        tokens.append(Pass("final norm", "norm", 4 * wide, groups=layout.groups))
     tokens = _merged(tokens)
     rows = tuple(_head(model, layout)) if last else ()
     send = None if last else Collective(SEND, "send", wide, layout.tp, groups=layout.groups)
@@ -208,7 +209,7 @@ def _layer(model: ModelSpec, layout: Layout, group: Layers) -> Iterator[Operator
     wide = hidden * DTYPE_BYTES[layout.dtype]
     shared = layout.tp if layout.sequence_parallel else 1
     norms = min(4, max(1, round(group.norms / hidden))) if group.norms else 1
-    yield Pass("norm and residual", 4 * wide / shared, count * norms, layout.groups)
+    yield Pass("norm and residual", "norm", 4 * wide / shared, count * norms, layout.groups)
     yield from _products(model, layout, group)
     if group.cached:
         yield from _around_attention(group.cached, layout, count)
@@ -261,18 +262,18 @@ def _around_attention(attention: AnyAttention, layout: Layout, count: int) -> It
     """Rotary embedding with the cache write, and norms of queries and keys."""
     each = DTYPE_BYTES[layout.dtype] / layout.tp
     if isinstance(attention, LatentAttention):
-        query = attention.num_heads * (attention.nope_dim + attention.rope_dim)
-        yield Pass("rotary and cache write", 2 * query * each + 2 * attention.kv_values(layout.tp), count, layout.groups)
-        yield Pass("norms of the latent vectors", 2 * attention.vectors * DTYPE_BYTES[layout.dtype], count, layout.groups)
+        rotated = 2 * attention.num_heads * (attention.nope_dim + attention.rope_dim) * each + 2 * attention.kv_values(layout.tp)
+        yield Pass("rotary and cache write", "rotary", rotated, count, layout.groups)
+        yield Pass("norms of the latent vectors", "norm", 2 * attention.vectors * DTYPE_BYTES[layout.dtype], count, layout.groups)
         return
     values = 2 * (attention.q_size + 2 * attention.kv_size)
-    yield Pass("rotary and cache write", values * each, count, layout.groups)
+    yield Pass("rotary and cache write", "rotary", values * each, count, layout.groups)
     if attention.qk_norm:
-        yield Pass("norms of queries and keys", 2 * (attention.q_size + attention.kv_size) * each, count, layout.groups)
+        yield Pass("norms of queries and keys", "norm", 2 * (attention.q_size + attention.kv_size) * each, count, layout.groups)
 
 
 def _activation(name: str, mlp: Mlp, layout: Layout, count: int) -> Pass:
-    return Pass(name, mlp.width * DTYPE_BYTES[layout.dtype] / layout.tp, count, layout.groups)
+    return Pass(name, "activation", mlp.width * DTYPE_BYTES[layout.dtype] / layout.tp, count, layout.groups)
 
 
 def _experts(model: ModelSpec, layout: Layout, group: Layers, mlp: Experts) -> Iterator[Operator]:

@@ -31,6 +31,11 @@ class Estimate(Struct, frozen=True):
     spread: float
 
 
+Kernel = Literal["", "embedding", "norm", "rotary", "activation"]
+"""Element-wise work: looking tokens up; adding to the residual and norm; rotary embedding with the cache write; the MLP's
+activation; "" where it does not matter which."""
+
+
 class AttentionShape(Struct, frozen=True):
     """The attention of one layer as one GPU computes it.
 
@@ -86,8 +91,8 @@ class OperatorSource(Protocol):
         """The experts of one layer (`inter` is the width of a whole one), for `tokens` tokens of all `tp` or `ep` GPUs."""
         ...
 
-    def elementwise(self, num_bytes: int) -> Estimate | None:
-        """A kernel that reads and writes so many bytes together."""
+    def elementwise(self, num_bytes: int, kernel: Kernel = "") -> Estimate | None:
+        """A kernel that reads and writes so many bytes together; a source that tells kernels apart looks at which one it is."""
         ...
 
     def sampling(self, rows: int) -> Estimate | None:

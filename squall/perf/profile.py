@@ -85,6 +85,7 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
         machine: the hardware and how many threads or GPUs of it were used.
         dtype: of the weights as they ran.
         median_error, p95_error: of the curve at the points, relative.
+        tp, block_size: GPUs of a replica, and tokens of a KV block; None where an older profile does not say.
     """
 
     version: int
@@ -96,6 +97,8 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     median_error: float
     p95_error: float
     points: tuple[Point, ...]
+    tp: int | None = None
+    block_size: int | None = None
 
 
 class ProfileModel:

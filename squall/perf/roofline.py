@@ -15,7 +15,7 @@ from squall.perf.dtypes import dtype_bytes, dtype_name
 from squall.perf.efficiency import NETWORK, Efficiency, LinkCurve, efficiency_of
 from squall.perf.hardware import Gpu
 from squall.perf.model import ModelSpec
-from squall.perf.operators import AttentionShape, Estimate, Provenance
+from squall.perf.operators import AttentionShape, Estimate, Kernel, Provenance
 
 
 class Links(Struct, frozen=True):
@@ -72,7 +72,7 @@ class RooflineSource:
         arithmetic = 6 * pairs * hidden * width / self._peak(dtype)
         return self._estimate(curve.seconds(arithmetic, traffic / self.gpu.bandwidth), EXPERTS)
 
-    def elementwise(self, num_bytes: int) -> Estimate:
+    def elementwise(self, num_bytes: int, kernel: Kernel = "") -> Estimate:  # noqa: ARG002 - bytes alone count
         """See `OperatorSource.elementwise`."""
         rate = self.gpu.bandwidth * self.efficiency.stream
         return self._estimate(self.efficiency.stream_s + num_bytes / rate, STREAM)

@@ -48,7 +48,8 @@ def profile(config: Config, num_engines: int, budget_s: float, show: Show) -> Pr
     if num_engines > 1:
         machine += f", {num_engines} engines at once"
     dtype = config.replica.dtype if config.replica.dtype != "auto" else "fp32" if serve.device == "cpu" else "bf16"
-    return fit(points, model=served.spec.name, num_params=served.spec.num_params, machine=machine, dtype=dtype)
+    fitted = fit(points, model=served.spec.name, num_params=served.spec.num_params, machine=machine, dtype=dtype)
+    return replace(fitted, tp=config.replica.tp, block_size=config.replica.block_size)
 
 
 def num_sharing(config: Config) -> int:

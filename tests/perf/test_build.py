@@ -10,7 +10,7 @@ from squall.perf.build import latency_model, num_blocks
 from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import GPUS
 from squall.perf.latency import LatencyModel
-from squall.perf.profile import Point, fit, save
+from squall.perf.profile import Point, fit, load, save
 from squall.perf.quantization import Quantization
 
 ROOFLINE = Latency(kind="roofline")
@@ -36,6 +36,13 @@ def test_auto_is_the_profile_where_a_path_is_given_and_the_roofline_otherwise(pr
 def test_a_profile_of_another_model_is_refused(profile: Path) -> None:
     with pytest.raises(ProfileError, match=r"was measured with .*SmolLM2.*, not Qwen/Qwen3-0.6B"):
         latency_model(Latency(path=str(profile)), resolve_model("qwen3-0.6b"), L4, ReplicaSpec())
+
+
+@pytest.mark.parametrize(("key", "measured", "asked"), [("tp", 1, 3), ("block_size", 16, 32)])
+def test_a_profile_of_another_share_or_block_size_is_refused(profile: Path, key: str, measured: int, asked: int) -> None:
+    save(replace(load(profile), **{key: measured}), profile)
+    with pytest.raises(ProfileError, match=f"measured with replica.{key} = {measured}, not {asked}; use {measured}"):
+        latency_model(Latency(path=str(profile)), SMOLLM, L4, replace(ReplicaSpec(), **{key: asked}))
 
 
 @pytest.mark.parametrize(

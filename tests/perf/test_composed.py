@@ -40,7 +40,7 @@ class Round:
     def moe(self, tokens: int, hidden: int, inter: int, experts: int, top_k: int, dtype: str, tp: int, ep: int) -> Estimate:
         return _round(50)
 
-    def elementwise(self, num_bytes: int) -> Estimate:
+    def elementwise(self, num_bytes: int, kernel: str = "") -> Estimate:
         return _round(1)
 
     def sampling(self, rows: int) -> Estimate:

@@ -32,18 +32,19 @@ _RATES = {
 """What the best row of an operator reaches on any machine, least and most, if there is one of so much work."""
 
 
-def checked(operation: Operation, rows: pl.DataFrame, place: str, gpu: Gpu | None = None) -> pl.DataFrame:
+def checked(operation: Operation, rows: pl.DataFrame, place: str, gpu: Gpu | None = None, *, slow: bool = False) -> pl.DataFrame:
     """The rows of an operator, each point once.
 
     Args:
         rows: the operation's columns, `seconds` and `row`.
         place: the file, for messages.
         gpu: what they were measured on, if known: its peaks tell milliseconds from microseconds better.
+        slow: they are of a CPU, which may reach a hundredth of what the slowest GPU does.
     """
     if rows.is_empty():
         raise ProfileError(f"{place}: holds no row of {operation.name}; it should hold measured times")
     _numbers(operation, rows, place)
-    _unit(operation, rows, place, gpu)
+    _unit(operation, rows, place, gpu, 0.01 if slow else 1.0)
     return _growing(operation, _once(operation, rows, place), place)
 
 
@@ -63,7 +64,7 @@ def _numbers(operation: Operation, rows: pl.DataFrame, place: str) -> None:
             raise ProfileError(f"{place}: row {bad[ROW][0]}: {name} is {bad[name][0]}; it must not be negative")
 
 
-def _unit(operation: Operation, rows: pl.DataFrame, place: str, gpu: Gpu | None) -> None:
+def _unit(operation: Operation, rows: pl.DataFrame, place: str, gpu: Gpu | None, share: float) -> None:
     """Whether the best row is as fast as a machine can be."""
     if operation.name not in _RATES:
         return
@@ -73,6 +74,7 @@ def _unit(operation: Operation, rows: pl.DataFrame, place: str, gpu: Gpu | None)
         least, most = 0.02 * gpu.flops, 1.5 * max(peaks)
     elif gpu is not None and operation.name == "decode_attention":
         least, most = 0.02 * gpu.bandwidth, 20 * gpu.bandwidth  # small caches are read from the L2 cache
+    least *= share
     work = _work(operation, rows, 0 if unit == "FLOP/s" else 1)
     best = (work.filter(work >= enough) / rows["seconds"].filter(work >= enough)).quantile(_BEST)
     if best is None or least <= best <= most:

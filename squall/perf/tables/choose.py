@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from squall.errors import ConfigError, ProfileError
+from squall.perf.decompose import Layout
 from squall.perf.hardware import Gpu
 from squall.perf.model import ModelSpec
 from squall.perf.tables.aiconfigurator import of_system, read_aiconfigurator
@@ -20,7 +21,7 @@ from squall.perf.tables.vidur import read_vidur
 
 
 def measured_source(
-    path: Path | None, gpu: Gpu, tp: int, block_size: int, *, engine: str = "vllm", forest: bool = False
+    path: Path | None, gpu: Gpu, model: ModelSpec, layout: Layout, block_size: int, *, engine: str = "vllm", forest: bool = False
 ) -> TableSource:
     """The source that `[latency] kind = "measured"` (or "forest") means: the profile at `path`, or the installed tables.
 
@@ -29,7 +30,9 @@ def measured_source(
     if path is None and not forest:
         return installed_source(gpu, engine)
     profile = installed_tables(gpu, engine) if path is None else load(path)
-    profile.check(str(path or "the installed tables"), gpu, tp, block_size)
+    place = str(path or "the installed tables")
+    profile.check(place, gpu, layout.tp, block_size)
+    profile.check_model(place, model, layout)
     return profile.source(ForestCurve, "forest") if forest else profile.source()
 
 

@@ -121,6 +121,7 @@ OPERATIONS = {
         Operation("mixed_attention", _ATTENTION, ("kv_heads", "heads", "chunk", "before", "batch", "context"), _mixed),
         Operation("moe", ("dtype", "hidden", "inter", "experts", "top_k"), ("ep", "tp", "tokens"), _moe),
         Operation("elementwise", (), ("bytes",), _elementwise),
+        *(Operation(kernel, (), ("bytes",), _elementwise) for kernel in ("embedding", "norm", "rotary", "activation")),
         Operation("sampling", (), ("rows",), _logits),
         Operation("all_reduce", (), ("gpus", "bytes"), _collective),
         Operation("all_gather", (), ("gpus", "bytes"), _collective),
@@ -129,7 +130,7 @@ OPERATIONS = {
         Operation("send", (), ("gpus", "bytes"), _send),
     )
 }
-"""By name. All but `mixed_attention` and `sampling` are questions of `OperatorSource`."""
+"""By name: questions of `OperatorSource`, `mixed_attention`, and kinds of element-wise kernels."""
 
 TEXTS = ("dtype", "kv_dtype")
 """Columns that hold words; all others hold whole numbers."""

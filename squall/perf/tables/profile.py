@@ -13,7 +13,9 @@ import polars as pl
 from msgspec import Struct
 
 from squall.errors import ProfileError
+from squall.perf.decompose import Layout, Product, stages
 from squall.perf.hardware import GPUS, Gpu
+from squall.perf.spec import ModelSpec
 from squall.perf.tables.checks import ROW, checked, known
 from squall.perf.tables.operations import OPERATIONS, TEXTS
 from squall.perf.tables.source import TableSource
@@ -22,6 +24,9 @@ from squall.perf.tables.table import Curve, OperatorTable
 VERSION = 1
 KEY = "squall-operator-profile"
 """Under which the header lies in the Parquet file's metadata."""
+
+CPU = "cpu"
+"""The name of whatever machine `squall profile operators` ran on without a GPU."""
 
 
 class Header(Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,6 +39,7 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
         models: whose shapes were measured; empty for a grid of shapes that fits any.
         tp: degrees whose shares were measured; empty for any.
         block_size: tokens of a KV block; None where it does not matter or is not known.
+        step_s: what a step cost beside its operators, where whole steps were measured too.
     """
 
     version: int
@@ -43,6 +49,7 @@ class Header(Struct, frozen=True, forbid_unknown_fields=True):
     models: tuple[str, ...] = ()
     tp: tuple[int, ...] = ()
     block_size: int | None = None
+    step_s: float | None = None
 
 
 class OperatorProfile:
@@ -60,12 +67,12 @@ class OperatorProfile:
         """An `OperatorSource` that reads its times off these rows, by interpolation unless another `curve` is given."""
         header = self.header
         tables = {name: OperatorTable(OPERATIONS[name], rows, curve) for name, rows in self.rows.items()}
-        return TableSource(f"{word} ({header.gpu}, {header.engine})", tables)
+        return TableSource(f"{word} ({header.gpu}, {header.engine})", tables, header.step_s)
 
     def check(self, place: str, gpu: Gpu, tp: int, block_size: int) -> None:
         """Raises ProfileError unless these rows can speak for that GPU, TP degree and block size."""
         header = self.header
-        if header.gpu in GPUS and gpu.name in GPUS and header.gpu != gpu.name:
+        if {header.gpu, gpu.name} <= {*GPUS, CPU} and header.gpu != gpu.name:
             raise ProfileError(
                 f"{place}: was measured on {header.gpu}, not on {gpu.name}; set cluster.gpu to it or measure there"
             )
@@ -78,12 +85,34 @@ class OperatorProfile:
                 f"set replica.block_size = {header.block_size}"
             )
 
+    def check_model(self, place: str, model: ModelSpec, layout: Layout) -> None:
+        """Raises ProfileError where these rows are of named models, `model` is none of them, and its products are not there.
+
+        Another name for the same shapes will do: a derived model, or a checkpoint in a folder.
+        """
+        names = {_plain(name) for name in self.header.models}
+        if not names or _plain(model.name) in names or "gemm" not in self.rows:
+            return
+        held = set(self.rows["gemm"].select("rows", "columns").unique().iter_rows())
+        for operator in stages(model, layout)[0].tokens:
+            if isinstance(operator, Product) and (operator.rows, operator.columns) not in held:
+                raise ProfileError(
+                    f"{place}: was measured for {', '.join(self.header.models)}, not for {model.name}, whose "
+                    f"{operator.name} of {operator.rows} x {operator.columns} is not in it; measure this model"
+                )
+
+
+def _plain(name: str) -> str:
+    """A model's name without who published it."""
+    return name.lower().replace("--", "/").rpartition("/")[2]
+
 
 def gather(
     header: Header, parts: Mapping[str, pl.DataFrame], places: Mapping[str, str], gpu: Gpu | None = None
 ) -> OperatorProfile:
     """A profile of rows by operator, checked. `places` names the file that each operator's rows are from."""
-    rows = {name: checked(OPERATIONS[name], part, places[name], gpu) for name, part in parts.items()}
+    slow = header.gpu == CPU
+    rows = {name: checked(OPERATIONS[name], part, places[name], gpu, slow=slow) for name, part in parts.items()}
     return OperatorProfile(header, rows)
 
 
@@ -128,7 +157,7 @@ def load(path: Path) -> OperatorProfile:
         raise ProfileError(f"{path}: its header is wrong ({error}); import it again") from None
     if header.version != VERSION:
         raise ProfileError(f"{path}: is of version {header.version}, this squall reads version {VERSION}; import it again")
-    return OperatorProfile(header, _rows(path, frame))
+    return OperatorProfile(header, _rows(path, frame, slow=header.gpu == CPU))
 
 
 def is_operator_profile(path: Path) -> bool:
@@ -140,7 +169,7 @@ def is_operator_profile(path: Path) -> bool:
         return False
 
 
-def _rows(path: Path, frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
+def _rows(path: Path, frame: pl.DataFrame, *, slow: bool) -> dict[str, pl.DataFrame]:
     missing = [name for name in ("operator", "seconds") if name not in frame.columns]
     if missing:
         raise ProfileError(f"{path}: has no column {missing[0]!r}; import it again")
@@ -151,5 +180,5 @@ def _rows(path: Path, frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
         lacking = [column for column in operation.columns if column not in frame.columns]
         if lacking:
             raise ProfileError(f"{path}: has no column {lacking[0]!r}, which {name} needs; import it again")
-        rows[operation.name] = checked(operation, part, str(path))
+        rows[operation.name] = checked(operation, part, str(path), slow=slow)
     return rows

@@ -6,7 +6,7 @@ Whatever no row speaks of is answered by None, so that the next source is asked.
 from collections.abc import Mapping, Sequence
 from math import sqrt
 
-from squall.perf.operators import AttentionShape, Estimate
+from squall.perf.operators import AttentionShape, Estimate, Kernel
 from squall.perf.tables.operations import NO_WINDOW
 from squall.perf.tables.table import Curve, OperatorTable
 
@@ -21,11 +21,13 @@ class TableSource:
     Args:
         name: for reports.
         tables: by the operator's name; those that are missing are unknown to this source.
+        step_s: what a step costs beside its operators, where that was measured too.
     """
 
-    def __init__(self, name: str, tables: Mapping[str, OperatorTable]) -> None:
+    def __init__(self, name: str, tables: Mapping[str, OperatorTable], step_s: float | None = None) -> None:
         self.name = name
         self.tables = tables
+        self.step_s = step_s
 
     def gemm(self, tokens: int, rows: int, columns: int, dtype: str) -> Estimate | None:
         """See `OperatorSource.gemm`."""
@@ -71,9 +73,9 @@ class TableSource:
         kind = (_SIXTEEN_BITS.get(dtype, dtype), hidden, inter, experts, top_k)
         return self._ask("moe", kind, (ep, tp, tokens))
 
-    def elementwise(self, num_bytes: int) -> Estimate | None:
-        """See `OperatorSource.elementwise`."""
-        return self._ask("elementwise", (), (num_bytes,))
+    def elementwise(self, num_bytes: int, kernel: Kernel = "") -> Estimate | None:
+        """See `OperatorSource.elementwise`: off the kernel's own rows, or off those that stand for all."""
+        return self._ask(kernel if kernel in self.tables else "elementwise", (), (num_bytes,))
 
     def sampling(self, rows: int) -> Estimate | None:
         """Choosing a token for each of so many rows of logits."""
@@ -132,7 +134,7 @@ class FastestProducts(TableSource):
     """
 
     def __init__(self, own: TableSource, others: Sequence[OperatorTable]) -> None:
-        super().__init__(own.name, own.tables)
+        super().__init__(own.name, own.tables, own.step_s)
         self._others = tuple(others)
 
     def gemm(self, tokens: int, rows: int, columns: int, dtype: str) -> Estimate | None:

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from msgspec.structs import replace
 
 from squall.errors import ProfileError
+from squall.perf.catalogue import resolve_model
+from squall.perf.decompose import Layout, Product, stages
 from squall.perf.hardware import resolve_gpu
 from squall.perf.operators import AttentionShape, Provenance
 from squall.perf.tables.profile import KEY, VERSION, Header, OperatorProfile, gather, is_operator_profile, load, save
@@ -80,6 +83,46 @@ def test_attention_of_another_kind_is_read_off_the_nearest_one() -> None:
 def test_a_profile_of_something_else_is_refused(gpu: str, tp: int, block_size: int, what: str) -> None:
     with pytest.raises(ProfileError, match=what):
         profile().check("p", resolve_gpu(gpu), tp, block_size)
+
+
+def test_a_machines_cpu_and_a_gpu_are_not_taken_for_each_other() -> None:
+    with pytest.raises(ProfileError, match="was measured on cpu, not on h100-sxm"):
+        profile(gpu="cpu").check("p", resolve_gpu("h100-sxm"), 4, 16)
+    with pytest.raises(ProfileError, match="was measured on h100-sxm, not on cpu"):
+        profile().check("p", replace(resolve_gpu("h100-sxm"), name="cpu"), 4, 16)
+
+
+def test_a_profile_of_another_model_is_refused_unless_its_shapes_are_the_same() -> None:
+    llama = resolve_model("llama-3.1-8b")
+    with pytest.raises(ProfileError, match=r"for m, not for .*8B, whose self_attn.qkv_proj of 4096 x 6144 is not in it"):
+        profile().check_model("p", llama, Layout())
+    profile(models=(llama.name,)).check_model("p", llama, Layout())
+    profile(models=("somebody/Llama-3.1-8B",)).check_model("p", llama, Layout())
+    profile(models=()).check_model("p", llama, Layout())
+    shapes = [(op.rows, op.columns) for op in stages(llama, Layout())[0].tokens if isinstance(op, Product)]
+    same = OperatorProfile(profile().header, {"gemm": pl.DataFrame(shapes, schema=["rows", "columns"], orient="row")})
+    same.check_model("p", replace(llama, name="derived"), Layout())
+
+
+def test_kernels_of_one_kind_have_rows_of_their_own_and_the_others_share_some() -> None:
+    def rows(each: float) -> pl.DataFrame:
+        sizes = pl.DataFrame({"bytes": [1000, 100_000, 10_000_000], "row": [1, 2, 3]})
+        return sizes.with_columns((1e-6 + pl.col("bytes") * each).alias("seconds"))
+
+    source = gather(
+        profile().header, {"norm": rows(2e-10), "elementwise": rows(1e-10)}, {"norm": "t", "elementwise": "t"}
+    ).source()
+    norm, other = source.elementwise(100_000, "norm"), source.elementwise(100_000, "rotary")
+    assert norm is not None
+    assert other is not None
+    assert norm.seconds == pytest.approx(21e-6)
+    assert other.seconds == pytest.approx(11e-6)
+
+
+def test_what_a_step_costs_beside_its_operators_goes_with_the_profile(tmp_path: Path) -> None:
+    save(profile(step_s=0.003), tmp_path / "p.parquet")
+    assert load(tmp_path / "p.parquet").source().step_s == 0.003
+    assert profile().source().step_s is None
 
 
 def test_files_that_are_no_profile_are_named(tmp_path: Path) -> None:
