@@ -23,6 +23,7 @@ from squall.core.actions import AnyAction
 from squall.core.controller import Controller
 from squall.core.events import AnyEvent
 from squall.core.machine import Machine
+from squall.core.pipeline import PipelinedReplica
 from squall.core.replica import Replica
 from squall.core.router import Router
 from squall.core.types import MachineId, Nanos
@@ -148,6 +149,8 @@ def describe(machine: Machine) -> Created:
             names: tuple[str, ...] = ("policy", "max_queued_requests", "max_queued_tokens", "max_retries", "elastic")
         case Controller():
             names = ("plan", "scale", "load")
+        case PipelinedReplica():
+            names = ("id", "policy", "num_blocks", "block_size", "num_stages")
         case Replica():
             names = ("id", "policy", "num_blocks", "block_size")
         case _:

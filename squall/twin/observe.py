@@ -17,6 +17,7 @@ from squall.core.controller import Controller
 from squall.core.events import AnyEvent
 from squall.core.fleet_plan import FleetPlan
 from squall.core.machine import Machine
+from squall.core.pipeline import PipelinedReplica
 from squall.core.replica import Replica
 from squall.core.router import Router
 from squall.core.types import CONTROLLER, ROUTER, MachineId, Nanos
@@ -31,6 +32,7 @@ KINDS: Mapping[str, tuple[Callable[..., Machine], Mapping[str, Any]]] = {
     "Router": (Router, {"policy": Route}),
     "Controller": (Controller, {"scale": Scale, "load": Load | None, "plan": FleetPlan}),
     "Replica": (Replica, {"policy": Batching}),
+    "PipelinedReplica": (PipelinedReplica, {"policy": Batching}),
 }
 """A machine's class, and the kinds of those of its parameters that are more than numbers."""
 

@@ -9,7 +9,7 @@ from squall.config import Config, Fleet, ReplicaSpec
 from squall.core.actions import AnyAction, Chunk, Forget, Preempt, RunSteps
 from squall.core.events import AnyEvent, StepsDone
 from squall.core.types import FOREVER, MILLISECOND, BlockHash, MachineId, Nanos, RequestId
-from squall.policies.batching import Vllm
+from squall.policies.batching import Batching, BlitzBatching, LightLlm, Orca, Sarathi, Vllm, VllmV0
 from squall.sim.linear import Linear
 from squall.sim.run import simulate
 from squall.workload.spec import OfferedRequest
@@ -24,7 +24,7 @@ class Sequence_:
         self.hashes = hashes
         self.tokens = 0
         self.blocks: list[int] = []
-        self.decodes = False
+        self.group = -1  # with which it decodes
 
 
 class BookkeepingEngine:
@@ -52,6 +52,9 @@ class BookkeepingEngine:
 
     def begin(self, run: RunSteps) -> None:
         self.run = run
+        for moved in run.regrouped:
+            for request in moved.requests:
+                self.sequences[request].group = moved.group
         for chunk in run.chunks:
             sequence = self.sequences[chunk.request]
             if chunk.num_cached:
@@ -67,21 +70,22 @@ class BookkeepingEngine:
         assert event.run == run.run
         evictable = list(run.evictable)
         for step in range(event.steps):
-            decodes = [sequence for sequence in self.sequences.values() if sequence.decodes]
+            group = [sequence for sequence in self.sequences.values() if sequence.group == run.group]
+            decodes = group if run.num_decodes else []
             assert len(decodes) == run.num_decodes
             assert sum(s.tokens + 1 for s in decodes) == run.decode_context + step * run.num_decodes
             for sequence in decodes:
                 self.grow(sequence, 1, evictable)
             for chunk in run.chunks:
-                self.grow(self.sequences[chunk.request], chunk.num_tokens, evictable)
+                self.grow(self.sequences[chunk.request], chunk.num_tokens, evictable, chunk.num_reserved)
             for chunk in run.chunks:
-                self.share(self.sequences[chunk.request], chunk)
+                self.share(self.sequences[chunk.request], chunk, run.group)
         for request in event.stopped:
             self.release(request)
 
-    def grow(self, sequence: Sequence_, tokens: int, evictable: list[BlockHash]) -> None:
+    def grow(self, sequence: Sequence_, tokens: int, evictable: list[BlockHash], reserved: int = 0) -> None:
         sequence.tokens += tokens
-        while len(sequence.blocks) * SIZE < sequence.tokens:
+        while len(sequence.blocks) < max(reserved, -(-sequence.tokens // SIZE)):
             if not self.free:
                 block = self.cached.pop(evictable.pop(0))
                 assert not self.users[block]
@@ -91,12 +95,12 @@ class BookkeepingEngine:
             self.users[block] += 1
             sequence.blocks.append(block)
 
-    def share(self, sequence: Sequence_, chunk: Chunk) -> None:
+    def share(self, sequence: Sequence_, chunk: Chunk, group: int) -> None:
         """Of the blocks that this step completed. One whose hash was held then stays private, also when that one is evicted."""
         completed = slice((sequence.tokens - chunk.num_tokens) // SIZE, sequence.tokens // SIZE)
         for block, hash in zip(sequence.blocks[completed], sequence.hashes[completed], strict=False):
             self.cached.setdefault(hash, block)
-        sequence.decodes = chunk.last
+        sequence.group = group if chunk.last else -1
 
     def release(self, request: RequestId) -> None:
         sequence = self.sequences[request]
@@ -106,11 +110,11 @@ class BookkeepingEngine:
                 self.free.append(block)
         sequence.blocks = []
         sequence.tokens = 0
-        sequence.decodes = False
+        sequence.group = -1
 
 
 @st.composite
-def crowds(draw: st.DrawFn) -> tuple[int, Vllm, list[OfferedRequest]]:
+def crowds(draw: st.DrawFn) -> tuple[int, Batching, list[OfferedRequest]]:
     """Prompts that share beginnings, and little room."""
     requests = []
     at = 0
@@ -122,14 +126,22 @@ def crowds(draw: st.DrawFn) -> tuple[int, Vllm, list[OfferedRequest]]:
         requests.append(OfferedRequest(id, at, prompt, draw(st.integers(1, 30)), block_hashes=hashes))
     least = max(-(-(r.num_prompt_tokens + r.num_output_tokens) // SIZE) for r in requests)
     seqs = draw(st.integers(1, 6))
-    policy = Vllm(seqs, draw(st.integers(seqs, 30)), prefix_cache=draw(st.booleans()))
+    tokens, cache = draw(st.integers(seqs, 30)), draw(st.booleans())
+    policy: Batching = draw(
+        st.sampled_from(
+            [
+                Vllm(seqs, tokens, cache), VllmV0(seqs, tokens, 0.1, cache), Sarathi(seqs, tokens, 0.1, cache), Orca(seqs, 30),
+                LightLlm(seqs, tokens, 2), BlitzBatching(tokens, 40, seqs),
+            ]
+        )
+    )  # fmt: skip
     return least + draw(st.integers(0, 8)), policy, requests
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(crowds(), st.sampled_from([1, 3, FOREVER]), st.data())
 def test_every_block_that_the_machine_counts_on_is_there(
-    crowd: tuple[int, Vllm, list[OfferedRequest]], max_steps: int, data: st.DataObject
+    crowd: tuple[int, Batching, list[OfferedRequest]], max_steps: int, data: st.DataObject
 ) -> None:
     num_blocks, policy, requests = crowd
     if not policy.prefix_cache:

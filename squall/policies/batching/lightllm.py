@@ -47,7 +47,7 @@ class LightLlm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"
             return Plan(self.max_waiting_iters - waited, open=False)
         admit = self._admit(view) if not view.preempted else ()
         if admit:
-            return Plan(1, admit=admit, decodes=0, mark=view.num_decodes > 0)
+            return Plan(1, admit=admit, decodes=0, mark=True)
         return Plan(1 if view.preempted else self.max_waiting_iters, open=False)
 
     def _admit(self, view: BatchingView) -> tuple[int, ...]:
