@@ -7,11 +7,11 @@ counts of them; the router tells it when a withdrawn replica is empty. Does not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import cast
 
 from squall.core.actions import AnyAction, LoadWeights, Send, StartReplica, StopReplica, WarmReplica
-from squall.core.damping import decide
+from squall.core.damping import decide, next_look
 from squall.core.events import (
     AnyEvent,
     DrainWanted,
@@ -35,6 +35,7 @@ from squall.core.fleet import Fleet, Member, Memory, NoTraffic, RoleState, Traff
 from squall.core.fleet_plan import FleetPlan
 from squall.core.fleet_view import Capacity, LoadPolicy, RoleView, ScalePolicy
 from squall.core.lifecycle import TRANSFER, Launched, Life, Phase, Redirected, Revived, TransferPhase, Withdrawn
+from squall.core.nodes import Nodes
 from squall.core.placing import free_slots, least_disturbing
 from squall.core.sources import Sources
 from squall.core.types import ROUTER, SECOND, Nanos, ReplicaId, Role
@@ -92,8 +93,7 @@ class Controller:
         self._states = {role: RoleState(role, bounds, plan, memory) for role, bounds in plan.bounds.items()}
         self._fleet = Fleet(plan.slots, self._states, NoTraffic())
         self._sources = Sources(plan, self._fleet, load)
-        self._down: dict[int, Nanos] = {}  # nodes that go, or are gone: when
-        self._num_usable = plan.slots.num
+        self._nodes = Nodes(self._fleet)
 
     # -- windows
 
@@ -152,10 +152,13 @@ class Controller:
                 self._state(role).manual = count
                 self._undecided = True
             case NodeDown(node, at):
-                self._node_down(node, at)
+                self._nodes.goes(node, at, now)
+                if at <= now:
+                    self._sources.node_gone(node)
                 actions += self._redirect(now)
             case NodeUp(node):
-                self._node_up(node)
+                self._nodes.comes(node)
+                self._sources.node_back(node)
             case _ if isinstance(event, ABOUT_A_REPLICA):
                 actions += self._observe(self._member(event.replica), event, now)
             case _:
@@ -222,15 +225,11 @@ class Controller:
     def _load(self, member: Member, now: Nanos) -> LoadWeights:
         """Weights for a replica whose process is up; those that were started with it are planned for together."""
         if not self._sources.is_sound(member):
-            batch = [other for other in member.batch if self._awaits_weights(other)]
+            batch = [other for other in member.batch if other.awaits_weights]
             self._sources.plan(sorted(batch, key=_id), now)
         member.transfer = Life(f"weights of replica {member.replica}", TRANSFER, TransferPhase.ASKED)
         assert member.source is not None
         return LoadWeights(member.replica, member.source)
-
-    def _awaits_weights(self, member: Member) -> bool:
-        phase = member.phase
-        return not member.stopping and (phase is Phase.STARTING or (phase is Phase.LOADING and member.transfer is None))
 
     def _announce(self, member: Member) -> Send:
         member.announced = True
@@ -268,36 +267,6 @@ class Controller:
             member.transfer.on(Redirected(), now)
         return [LoadWeights(member.replica, member.source) for member in orphans if member.source is not None]
 
-    # -- nodes
-
-    def _on_node(self, node: int) -> Iterator[Member]:
-        return (member for member in self._fleet.members.values() if node in self.plan.slots.nodes(member.replica))
-
-    def _node_down(self, node: int, at: Nanos) -> None:
-        self._down[node] = at
-        for member in self._on_node(node):
-            member.leaves_at = at if member.leaves_at is None else min(at, member.leaves_at)
-            member.withdraw_at = self.now + (member.leaves_at - self.now) // 2
-            self._fleet.file(member)
-        self._count_usable()
-        if at <= self.now:
-            self._sources.node_gone(node)
-
-    def _node_up(self, node: int) -> None:
-        self._down.pop(node, None)
-        self._sources.node_back(node)
-        for member in self._on_node(node):
-            left = [self._down[other] for other in self.plan.slots.nodes(member.replica) if other in self._down]
-            member.leaves_at = min(left, default=None)
-            self._fleet.file(member)
-        self._count_usable()
-
-    def _count_usable(self) -> None:
-        self._num_usable = sum(not self._is_down(replica) for replica in range(self.plan.slots.num))
-
-    def _is_down(self, replica: ReplicaId) -> bool:
-        return bool(self._down) and any(node in self._down for node in self.plan.slots.nodes(replica))
-
     # -- what is desired
 
     def _decide(self, actions: list[AnyAction], now: Nanos) -> None:
@@ -307,7 +276,7 @@ class Controller:
                 state.target = 0
         elif not self._constant or self._undecided:
             self._undecided = False
-            usable = None if self._constant else self._num_usable
+            usable = None if self._constant else self._nodes.num_usable
             actions += decide(self._states, self.scale, self, self.plan.patience, usable, now)
 
     # -- from what is observed to what is desired
@@ -348,7 +317,7 @@ class Controller:
             return []
         self._sources.now = now
         launched: list[Member] = []
-        for replica in free_slots(self._fleet, count, now, self._is_down, lambda: frozenset(self._sources.host_copies)):
+        for replica in free_slots(self._fleet, count, now, self._nodes.is_down, lambda: frozenset(self._sources.host_copies)):
             member = self._fleet.member(replica)
             self._fleet.assign(member, state)
             self._fleet.move(member, Launched(), now)
@@ -426,17 +395,10 @@ class Controller:
         if any(state.num_here < state.target for state in states):
             members = [self._fleet.members[replica] for replica in self._failing]
             times += [max(now, member.start_at) for member in members if member.is_free]
-        patience = self.plan.patience
         for state in states:
-            if state.leaving:
-                times += [m.withdraw_at for m in state.leaving.values() if m.phase is Phase.READY and m.withdraw_at > now]
+            times += [m.withdraw_at for m in state.leaving.values() if m.phase is Phase.READY and m.withdraw_at > now]
         if not self._constant and not self._draining:
-            settled = all(state.is_quiet and state.wanted == state.target for state in states)
-            times.append(now + (patience.rest_interval if settled else patience.up_interval))
-            for state in states:
-                times += [at for m in state.idle.values() if (at := m.idle_at + patience.idle_ttl) > now]
-                if patience.start_timeout is not None:
-                    times += [member.launched_at + patience.start_timeout for member in state.coming.values()]
+            times.append(next_look(states, self.plan.patience, now))
         return min(times, default=None)
 
 

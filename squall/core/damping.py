@@ -5,7 +5,7 @@ Sets the targets of the roles and says why they change. Knows no replica by name
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from squall.core.actions import Decided
@@ -58,6 +58,17 @@ def _aim(state: RoleState, policy: ScalePolicy, view: ScaleView, patience: Patie
         return target
     lowest = state.highest.over_window(now)
     return target if lowest is None or lowest >= target else lowered(policy, view, state, lowest)
+
+
+def next_look(states: Collection[RoleState], patience: Patience, now: Nanos) -> Nanos:
+    """When the policy is to be asked again, or a replica has been idle, or on its way, for too long."""
+    settled = all(state.is_quiet and state.wanted == state.target for state in states)
+    times = [now + (patience.rest_interval if settled else patience.up_interval)]
+    for state in states:
+        times += [at for member in state.idle.values() if (at := member.idle_at + patience.idle_ttl) > now]
+        if patience.start_timeout is not None:
+            times += [member.launched_at + patience.start_timeout for member in state.coming.values()]
+    return min(times)
 
 
 def bounded(

@@ -122,6 +122,12 @@ class Member:
         return self.life.phase in (Phase.OFF, Phase.FAILED) and not self.stopping and self.leaves_at is None
 
     @property
+    def awaits_weights(self) -> bool:
+        """They are not on their way yet."""
+        starting = self.life.phase is Phase.STARTING or (self.life.phase is Phase.LOADING and self.transfer is None)
+        return starting and not self.stopping
+
+    @property
     def has_weights(self) -> bool:
         return self.life.phase in HOLDS_WEIGHTS and not self.stopping
 

@@ -24,15 +24,12 @@ from squall.core.events import (
     Submitted,
     Woke,
 )
+from squall.core.finish_rate import MIN_WAIT_S, UNKNOWN_WAIT_S, FinishRate
 from squall.core.fleet_view import ChoosePolicy, RoutePolicy
 from squall.core.lifecycle import REQUEST, RequestHappening, RequestPhase
 from squall.core.replica_index import Backend, Chosen, Ranked
-from squall.core.types import CONTROLLER, SECOND, Nanos, ReplicaId, Request, RequestId, Role
+from squall.core.types import CONTROLLER, Nanos, ReplicaId, Request, RequestId, Role
 from squall.errors import IllegalTransition
-
-RATE_WINDOW: Nanos = 10 * SECOND
-UNKNOWN_WAIT_S = 5.0
-MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0
 
 QUEUED, PREEMPTED = RequestPhase.QUEUED, RequestPhase.PREEMPTED  # a member looked up in its class takes as long as a call
 
@@ -86,12 +83,7 @@ class Router:
                  "wake_at")  # fmt: skip
 
     def __init__(
-        self,
-        policy: RoutePolicy,
-        max_queued_requests: int,
-        max_queued_tokens: int,
-        max_retries: int,
-        elastic: bool = False,
+        self, policy: RoutePolicy, max_queued_requests: int, max_queued_tokens: int, max_retries: int, elastic: bool = False
     ) -> None:
         self.wake_at: Nanos | None = None
         self.policy = policy
@@ -400,43 +392,6 @@ class Router:
             message = f"{need} fit only into the KV cache of a replica that is down"
             return _reply(request, Rejection.NO_CAPACITY, message, UNKNOWN_WAIT_S)
         return _reply(request, Rejection.TOO_LARGE, f"{need} do not fit into a KV cache of {self._largest} tokens", 0.0)
-
-
-class FinishRate:
-    """How fast requests finish, over the last 10 to 20 seconds."""
-
-    __slots__ = ("_before", "_began", "_current", "_until")
-
-    def __init__(self) -> None:
-        self._began: Nanos = 0
-        self._until: Nanos = 0  # the end of the current window
-        self._current = 0
-        self._before = 0
-
-    def add(self, num_finished: int, now: Nanos) -> None:
-        if now >= self._until:
-            self._roll(now)
-        self._current += num_finished
-
-    def wait_s(self, num_requests: int, now: Nanos) -> float:
-        """After how long so many more will have finished: whole seconds, from 1 to 60."""
-        if now >= self._until:
-            self._roll(now)
-        num_finished = self._before + self._current
-        if not num_finished:
-            return UNKNOWN_WAIT_S
-        elapsed = min(RATE_WINDOW + now % RATE_WINDOW, now - self._began)
-        seconds = -(-num_requests * elapsed // (num_finished * SECOND))
-        return min(max(float(seconds), MIN_WAIT_S), MAX_WAIT_S)
-
-    def _roll(self, now: Nanos) -> None:
-        """A new window begins; the one before it counts where it has just ended."""
-        begins = now - now % RATE_WINDOW
-        if not self._until:
-            self._began = now
-        self._before = self._current if begins == self._until else 0
-        self._current = 0
-        self._until = begins + RATE_WINDOW
 
 
 def _reply(request: Request, rejection: Rejection, message: str, retry_after_s: float) -> Reply:
