@@ -19,6 +19,8 @@ GROUP = "squall_compiled"
 HOT = (
     "squall/core/blocks",
     "squall/core/decodes",
+    "squall/core/groups",
+    "squall/core/pipeline",
     "squall/core/prefix_index",
     "squall/core/replica",
     "squall/core/replica_index",
@@ -26,6 +28,7 @@ HOT = (
     "squall/perf/prices",
     "squall/perf/progressions",
     "squall/sim/driver",
+    "squall/sim/pipeline",
     "squall/sim/network",
     "squall/sim/shares",
     "squall/sim/world",

@@ -1,6 +1,6 @@
 import pytest
 
-from squall.core.actions import AnyAction, Chunk, Cut, Forget, Preempt, RunSteps, Send
+from squall.core.actions import AnyAction, Chunk, Cut, Forget, Preempt, Regrouped, RunSteps, Send
 from squall.core.events import Arrived, Cancelled, Progressed, StepsDone, Submitted, Woke
 from squall.core.replica import Replica
 from squall.core.types import FOREVER, ROUTER, Request, RequestId
@@ -288,3 +288,98 @@ def test_a_plan_without_end_is_bounded_by_blocks_alone() -> None:
     decode(machine, request(0, 8, 3_000), request(1, 8, 900))
     assert Vllm()(machine).steps == FOREVER
     assert done(machine, 2, 4)[-1] == RunSteps(3, (1_000 - 6) // 2 * 4, 2, 2 * 13)
+
+
+class Scripted:
+    """Answers with the next of some plans."""
+
+    prefix_cache = False
+
+    def __init__(self, *plans: Plan) -> None:
+        self.plans = list(plans)
+
+    def __call__(self, view: BatchingView) -> Plan:
+        return self.plans.pop(0)
+
+
+def scripted(*plans: Plan, num_blocks: int = 100) -> Replica:
+    return Replica(3, Scripted(*plans), num_blocks, block_size=4)
+
+
+def test_decodes_that_pause_neither_advance_nor_take_blocks_and_who_is_new_joins_them() -> None:
+    machine = scripted(Plan(admit=(8,)), Plan(admit=(6,), decodes=0), Plan(9))
+    begin(machine, request(0, 8))
+    machine.handle(Submitted(request(1, 6)), NOW)
+    assert done(machine, 1)[-1] == RunSteps(2, 1, 0, 0, (Chunk(1, 0, 6, 0, last=True),))
+    assert machine.num_used_blocks == 2
+    assert done(machine, 2) == [progressed(first=(1,)), RunSteps(3, 9, 2, 9 + 7)]
+    assert machine.num_used_blocks == 2 + 2
+
+
+def test_the_earliest_arrivals_go_on_where_only_a_part_may_and_fewest_move() -> None:
+    machine = scripted(Plan(admit=(4, 4, 4)), Plan(5, decodes=2), Plan(5, decodes=1), Plan(5))
+    begin(machine, request(0, 4), request(1, 4), request(2, 4))
+    assert done(machine, 1)[-1] == RunSteps(2, 5, 2, 10, group=0, regrouped=(Regrouped(1, (2,)),))
+    assert done(machine, 2, 5)[-1] == RunSteps(3, 5, 1, 10, group=1, regrouped=(Regrouped(0, (2,)), Regrouped(1, (0,))))
+    assert done(machine, 3, 5)[-1] == RunSteps(4, 5, 3, 15 + 10 + 5, regrouped=(Regrouped(0, (0,)),))
+
+
+def test_blocks_are_reserved_with_the_first_piece_and_not_taken_again() -> None:
+    machine = scripted(Plan(admit=(4,), reserve=(6,)), Plan(2, (4,)), Plan(1, (10,)), Plan(FOREVER), num_blocks=9)
+    assert begin(machine, request(0, 22, 9)) == [RunSteps(1, 1, 0, 0, (Chunk(0, 0, 4, 0, False, num_reserved=6),))]
+    done(machine, 1)
+    assert machine.num_used_blocks == 6
+    done(machine, 2, 2)
+    assert done(machine, 3) == [progressed(first=(0,)), RunSteps(4, 12, 1, 23)]
+    assert machine.num_used_blocks == 6
+
+
+def test_who_holds_all_that_it_may_need_takes_no_more_and_its_run_has_no_end_of_its_own() -> None:
+    machine = scripted(Plan(admit=(22,), reserve=(8,)), Plan(FOREVER), Plan(), num_blocks=9)
+    begin(machine, request(0, 22, 10))
+    assert done(machine, 1)[-1] == RunSteps(2, FOREVER, 1, 23)
+    assert machine.num_used_blocks == 8
+    assert done(machine, 2, 9, 0) == [progressed(finished=(0,))]
+    assert machine.num_used_blocks == 0
+
+
+def test_a_reservation_is_for_the_prompt_or_for_all() -> None:
+    machine = scripted(Plan(admit=(22,), reserve=(7,)))
+    machine.handle(Submitted(request(0, 22, 10)), NOW)
+    with pytest.raises(
+        ValueError, match="Scripted reserves 7 blocks for request 0: more than its prompt fills and fewer than the 8"
+    ):
+        machine.handle(Woke(), NOW)
+
+
+def test_a_run_ends_before_it_touches_the_blocks_to_be_kept() -> None:
+    machine = scripted(Plan(admit=(8,)), Plan(FOREVER, keep=3), num_blocks=10)
+    begin(machine, request(0, 8, 30))
+    assert done(machine, 1)[-1] == RunSteps(2, 20, 1, 9)
+
+
+def test_a_policy_may_send_the_latest_arrival_back() -> None:
+    machine = scripted(Plan(admit=(8, 8)), Plan(preempt=True), Plan(2))
+    begin(machine, request(0, 8), request(1, 8))
+    assert done(machine, 1) == [progressed(first=(0, 1), preempted=(1,)), Preempt((1,)), RunSteps(2, 2, 1, 9)]
+
+
+def test_steps_are_counted_since_the_last_mark() -> None:
+    machine = scripted(Plan(admit=(8,), mark=True), Plan(9), Plan(9, mark=True), Plan(9))
+    begin(machine, request(0, 8))
+    done(machine, 1)
+    assert machine.steps_since_mark == 0
+    done(machine, 2, 7)
+    assert machine.steps_since_mark == 0
+    done(machine, 3, 4)
+    assert machine.steps_since_mark == 4
+
+
+def test_a_policy_can_ask_what_each_decode_holds_and_may_still_add() -> None:
+    machine = scripted(Plan(admit=(8, 5)), Plan(9), Plan(9))
+    begin(machine, request(0, 8, 10), request(1, 5, 4))
+    done(machine, 1)
+    done(machine, 2, 2)
+    assert list(machine.spans()) == [(11, 6), (8, 0)]
+    assert machine.latest_grows() is False
+    assert machine.decode_blocks == 0
