@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import tomli_w
@@ -205,7 +205,9 @@ SEARCH = "search"
 """The table that `squall search` reads by itself; no other command looks at it."""
 
 POLICY_TABLES = ("batching", "route", "scale", "load")
-"""Tables whose `kind` may also be "package.module:Class", a policy of the user's own."""
+"""Tables whose `kind` may also be "package.module:Class", a policy of the user's own. Without one they mean the default kind."""
+
+DEFAULTS: Final = Config()
 
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
@@ -252,6 +254,9 @@ def from_tree(where: str, tree: dict[str, Any]) -> Config:
         ConfigError: a key does not exist, or a value does not fit.
     """
     tree = dict(tree)
+    for name in POLICY_TABLES:
+        if isinstance(tree.get(name), dict) and "kind" not in tree[name]:
+            tree[name] = {"kind": getattr(DEFAULTS, name).__struct_config__.tag, **tree[name]}
     own = {name: tree.pop(name) for name in POLICY_TABLES if ":" in str(_kind(tree.get(name)))}
     _refuse_strange_values(where, tree)
     try:

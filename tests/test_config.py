@@ -187,3 +187,12 @@ def structs_below(annotation: Any) -> set[Any]:
 def test_no_table_swallows_a_key_that_it_does_not_know() -> None:
     lax = [struct for struct in structs_below(Config) if not struct.__struct_config__.forbid_unknown_fields]
     assert lax == []
+
+
+@pytest.mark.parametrize(("table", "key"), [("batching", "max_num_seqs = 8"), ("route", ""), ("scale", ""), ("load", "")])
+def test_a_policy_table_without_a_kind_means_the_default_one(tmp_path: Path, table: str, key: str) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(f"[{table}]\n{key}\n")
+    config = load(path)
+    assert type(getattr(config, table)) is type(getattr(Config(), table))
+    assert config.batching.max_num_seqs == (8 if key else Config().batching.max_num_seqs)
