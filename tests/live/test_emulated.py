@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from squall.core.actions import AnyAction, Chunk, Cut, Forget, Preempt, RunSteps, Send
+from squall.core.actions import AnyAction, Chunk, Cut, Forget, Preempt, Regrouped, RunSteps, Send
 from squall.core.events import AnyEvent, Cancelled, Progressed, StepsDone, Submitted, Woke
 from squall.core.replica import Replica
 from squall.core.types import MICROSECOND, MILLISECOND, Nanos, Request
@@ -194,6 +194,25 @@ def test_a_cut_ends_the_run_at_the_next_boundary_even_when_it_came_first() -> No
     assert subject.run(RunSteps(3, 50, 1, 6), emit).steps == 3
     subject.cut(3)
     assert subject.run(RunSteps(4, 5, 1, 9), heard.extend).steps == 5
+
+
+def test_decodes_pause_change_groups_and_reserve_blocks() -> None:
+    subject = engine(num_blocks=12)
+    for request in (1, 2):
+        subject.add(job(request, max_tokens=20, seed=request))
+    heard = run(
+        subject,
+        RunSteps(1, 1, 0, 0, (Chunk(1, 0, 4, 0, True, 6),)),
+        RunSteps(2, 3, 1, 5),
+        RunSteps(3, 1, 0, 0, (Chunk(2, 0, 4, 0, True),)),  # 1 pauses, 2 joins it
+        RunSteps(4, 2, 1, 5, group=1, regrouped=(Regrouped(1, (2,)),)),
+        RunSteps(5, 1, 2, 8 + 7, regrouped=(Regrouped(0, (2,)),)),
+    )
+    assert [out.token for out in heard if out.request == 1] == spoken(1, 5)
+    assert [out.token for out in heard if out.request == 2] == spoken(2, 4)
+    assert subject.ledger.num_held == 6 + 2
+    subject.forget((1, 2))
+    assert subject.ledger.num_held == 0
 
 
 def test_a_machine_that_sees_other_decodes_than_there_are_is_told_so() -> None:

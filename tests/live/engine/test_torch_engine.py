@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from squall.core.actions import Chunk, Preempt, RunSteps
+from squall.core.actions import Chunk, Preempt, Regrouped, RunSteps
 from squall.errors import ConfigError
 from squall.live.engine.hashing import block_hashes
 from squall.live.engine.interface import Job, Sampling, TokenOut
@@ -166,6 +166,25 @@ def test_a_long_prompt_is_taken_in_equal_pieces_in_one_run(fresh: TorchEngine, d
     _, first = run(fresh, 2, 1, 0, 0, (Chunk(1, 24, 1, 0, True),))
     _, rest = run(fresh, 3, 9, 1, 26)
     assert said([out for tokens in first + rest for out in tokens]) == said(alone(fresh, drive, one))
+
+
+def test_decodes_pause_change_groups_and_go_on_where_they_were(fresh: TorchEngine, drive: Any) -> None:
+    jobs = [job(request, 8, 30) for request in (1, 2, 3)]
+    for each in jobs:
+        fresh.add(each)
+    said_by: dict[int, list[TokenOut]] = {1: [], 2: [], 3: []}
+    for action in (
+        RunSteps(1, 1, 0, 0, tuple(Chunk(request, 0, 8, 0, True, 5) for request in (1, 2))),
+        RunSteps(2, 3, 2, 18),
+        RunSteps(3, 1, 0, 0, (Chunk(3, 0, 8, 0, True),)),  # 1 and 2 pause, 3 joins them
+        RunSteps(4, 2, 1, 9, group=1, regrouped=(Regrouped(1, (3,)),)),
+        RunSteps(5, 2, 2, 24),
+        RunSteps(6, 4, 3, 28 + 11, group=1, regrouped=(Regrouped(1, (1, 2)),)),
+    ):
+        fresh.run(action, lambda tokens: [said_by[out.request].append(out) for out in tokens])
+    assert [len(said_by[request]) for request in (1, 2, 3)] == [10, 10, 7]
+    for each in jobs:
+        assert said(said_by[each.request]) == said(alone(fresh, drive, each))[: len(said_by[each.request])]
 
 
 def test_a_cut_ends_the_run_at_the_next_boundary_and_only_that_run(fresh: TorchEngine) -> None:
