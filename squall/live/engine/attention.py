@@ -124,8 +124,11 @@ def attend(qkv: Tensor, keys: Tensor, values: Tensor, batch: Batch, window: int,
         scores = batch.scores(heads, keys.shape[1])
         parts.append(kernels.attend(qkv[:n], keys, values, batch.tables, batch.lengths, scores, window))
     elif n:
-        together = attend_together if qkv.is_cuda else attend_one_by_one
-        parts.append(together(qkv[:n, :heads], keys, values, batch.tables, batch.lengths, window))
+        q, where = qkv[:n, :heads], (batch.tables, batch.lengths)
+        if qkv.is_cuda:
+            parts.append(attend_together(q, keys, values, *where, window, batch.longest))
+        else:
+            parts.append(attend_one_by_one(q, keys, values, *where, window))
     parts.extend(_attend_span(qkv[span.start : span.stop], keys, values, span, window) for span in batch.spans)
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)
 
@@ -146,11 +149,16 @@ def attend_one_by_one(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, l
     return torch.stack(rows)
 
 
-def attend_together(q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, window: int) -> Tensor:
-    """Decodes, padded to the longest: on a GPU calls cost more than bytes. [n, heads, dim]"""
+def attend_together(
+    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, lengths: Tensor, window: int, longest: int | None = None
+) -> Tensor:
+    """Decodes, padded to the longest: on a GPU calls cost more than bytes. [n, heads, dim]
+
+    `longest` is the largest of `lengths`; without it the GPU has to be waited for.
+    """
     n, heads, dim = q.shape
     _, block_size, kv_heads, _ = keys.shape
-    width = -(-int(lengths.max()) // block_size)
+    width = -(-(int(lengths.max()) if longest is None else longest) // block_size)
     blocks = tables[:, :width].to(torch.int64)
     k, v = (pool[blocks].view(n, width * block_size, kv_heads, dim).transpose(1, 2) for pool in (keys, values))
     at = torch.arange(width * block_size, device=q.device)

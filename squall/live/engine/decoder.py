@@ -78,9 +78,14 @@ class Decoder:
         return F.rms_norm(x, weight.shape, weight, self._eps)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if self._kernels is not None and self._kernels.suits(x, weight):
-            return self._kernels.linear(x, weight, bias)
-        return F.linear(x, weight, bias)
+        return linear(x, weight, bias, self._kernels)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, kernels: Kernels | None) -> Tensor:
+    """x [m, k] times weight [n, k] transposed, plus bias [n], by whichever kernel is faster."""
+    if kernels is not None and kernels.suits(x, weight):
+        return kernels.linear(x, weight, bias)
+    return F.linear(x, weight, bias)
 
 
 def native_fits(dtype: torch.dtype, device: torch.device, threads: int) -> bool:
