@@ -10,8 +10,12 @@ says. A cached block that nobody uses is idle: it counts as available, and the o
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import Final
 
 from squall.core.types import BlockHash
+
+EVICTED_AT_ONCE: Final = 64
+"""A run is bounded so that it evicts no more blocks than this (or one step's), since it must name them beforehand."""
 
 
 class BlockPool:

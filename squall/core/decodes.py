@@ -49,6 +49,17 @@ class Work:
         self.group: DecodeGroup | None = None
         self.joined = NEVER
 
+    def reserve(self, blocks: int, block_size: int) -> None:
+        """It will hold so many blocks from its first step on. Raises ValueError for more than its prompt and less than all."""
+        most = -(-(self.request.num_prompt_tokens + self.request.max_output_tokens - 1) // block_size)
+        self.reserved = blocks
+        self.complete = blocks >= most
+        if not self.complete and blocks > -(-self.target // block_size):
+            raise ValueError(
+                f"the policy reserves {blocks} blocks for request {self.request.id}: more than its prompt fills and fewer than "
+                f"the {most} that it may come to need"
+            )
+
 
 class DecodeGroup:
     """Sums over some decodes.

@@ -88,13 +88,10 @@ class PipelinedReplica(Replica):
             actions += more
         return actions
 
-    def _part(self, count: int) -> None:
-        self.decodes, self._group = self._groups.part(self.decodes, count)
-
     def _launch(self, plan: Plan) -> RunSteps:
         self._run = self._num_runs
-        if self.num_decodes == self.decodes.size:
-            self._part(self.num_decodes)
+        if self.num_decodes in (0, self.decodes.size):
+            self.decodes, self._group = self._groups.part(self.decodes, self.num_decodes)
         self._batch = []
         action = super()._launch(plan)
         self._num_runs = self._run

@@ -11,15 +11,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from squall.core.actions import AnyAction, Chunk, Cut, Forget, Preempt, RunSteps, Send
-from squall.core.blocks import BlockPool
+from squall.core.blocks import EVICTED_AT_ONCE, BlockPool
 from squall.core.decodes import NEVER, Work, arrival
 from squall.core.events import AnyEvent, Cancelled, Progressed, StepsDone, Submitted, Woke
 from squall.core.groups import Groups
 from squall.core.types import ROUTER, BlockHash, Nanos, ReplicaId, Request, RequestId, RunId
 from squall.core.views import BatchingPolicy, Plan, WorkView
-
-EVICTED_AT_ONCE = 64
-"""A run is bounded so that it evicts no more blocks than this (or one step's), since it must name them beforehand."""
 
 
 class Replica:
@@ -153,10 +150,8 @@ class Replica:
         steps = event.steps
         stopped = event.stopped
         batch = self._batch
-        taken = 0
-        if self.num_decodes:
-            taken = self._group.advance(steps)
-            self.steps_since_mark += steps
+        taken = self._group.advance(steps) if self.num_decodes else 0
+        self.steps_since_mark += steps if self.num_decodes else 0
         for work, tokens in batch:
             taken += self._new_blocks(work, tokens * steps)
         if taken:
@@ -289,8 +284,8 @@ class Replica:
 
     def _launch(self, plan: Plan) -> RunSteps:
         decodes = self.num_decodes
-        if decodes < self.decodes.size:
-            self._part(decodes)
+        if 0 < decodes < self.decodes.size:  # where none takes part they only pause, and whoever is new joins them
+            self.decodes, self._group = self._groups.part(self.decodes, decodes)
         if plan.mark:
             self.steps_since_mark = 0
         chunks = self._take(plan) if plan.chunks or plan.admit else ()
@@ -309,11 +304,6 @@ class Replica:
             return RunSteps(self._run, steps, decodes, context, chunks, evictable, group.id, self._groups.told())
         return RunSteps(self._run, steps, decodes, group.context if decodes else 0, chunks, evictable)
 
-    def _part(self, count: int) -> None:
-        """Not all decodes take part in the next run. Where none does they only pause, and whoever is new joins them."""
-        if count:
-            self.decodes, self._group = self._groups.part(self.decodes, count)
-
     def _take(self, plan: Plan) -> tuple[Chunk, ...]:
         """The plan's prefill, as the run's batch."""
         chunks: list[Chunk] = []
@@ -329,7 +319,7 @@ class Replica:
             work = self.waiting.popleft()
             cached = self._admit(work)
             if i < len(reserve):
-                self._reserve(work, reserve[i])
+                work.reserve(reserve[i], self.block_size)
             batch.append((work, tokens))
             chunks.append(Chunk(work.request.id, cached, tokens, cached, cached + tokens == work.target, work.reserved))
             taken += self._new_blocks(work, tokens)
@@ -337,16 +327,6 @@ class Replica:
             free = self.pool.num_available - (self._group.next_blocks() if self.num_decodes else 0)
             raise ValueError(f"{type(self.policy).__name__} admitted more than the {free} free blocks can hold")
         return tuple(chunks)
-
-    def _reserve(self, work: Work, blocks: int) -> None:
-        most = -(-(work.request.num_prompt_tokens + work.request.max_output_tokens - 1) // self.block_size)
-        work.reserved = blocks
-        work.complete = blocks >= most
-        if not work.complete and blocks > -(-work.target // self.block_size):
-            raise ValueError(
-                f"{type(self.policy).__name__} reserves {blocks} blocks for request {work.request.id}: more than its prompt "
-                f"fills and fewer than the {most} that it may come to need"
-            )
 
     def _admit(self, work: Work) -> int:
         """Into the batch; returns how many of its tokens the prefix cache holds, which are its own from now on."""

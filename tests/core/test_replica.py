@@ -347,7 +347,7 @@ def test_a_reservation_is_for_the_prompt_or_for_all() -> None:
     machine = scripted(Plan(admit=(22,), reserve=(7,)))
     machine.handle(Submitted(request(0, 22, 10)), NOW)
     with pytest.raises(
-        ValueError, match="Scripted reserves 7 blocks for request 0: more than its prompt fills and fewer than the 8"
+        ValueError, match="the policy reserves 7 blocks for request 0: more than its prompt fills and fewer than the 8"
     ):
         machine.handle(Woke(), NOW)
 
