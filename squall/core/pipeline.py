@@ -4,7 +4,7 @@ Everything that one run does is as in `Replica`, which always sees the run that 
 way and whom they work on; does not know how long a stage takes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from squall.core.actions import AnyAction, RunSteps
 from squall.core.decodes import DecodeGroup, Work
@@ -108,9 +108,11 @@ class PipelinedReplica(Replica):
             action.group, action.regrouped,
         )  # fmt: skip
 
-    def _spared(self) -> Iterable[Work]:
-        flying = self._flying()
-        return [work for work in super()._spared() if work.request.id not in flying]
+    def _victim(self) -> Work | None:
+        """None where the latest arrival is in a run: whoever came before it waits for that, and is not preempted in its place."""
+        work = super()._victim()
+        assert work is not None
+        return None if work.request.id in self._flying() else work
 
     def _flying(self) -> set[RequestId]:
         """Whom the runs in progress work on."""

@@ -8,7 +8,7 @@ it took (evicting from the prefix cache), what its decodes leave behind, what it
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from squall.core.actions import AnyAction, Chunk, Cut, Forget, Preempt, RunSteps, Send
 from squall.core.blocks import EVICTED_AT_ONCE, BlockPool
@@ -108,8 +108,6 @@ class Replica:
         if type(event) is Cancelled:
             return self._cancel(event.request, now)
         raise TypeError(f"replica {self.id} cannot handle {type(event).__name__}")
-
-    # -- requests come and go
 
     def _submit(self, request: Request, now: Nanos) -> list[AnyAction]:
         # The last token's KV is never needed.
@@ -244,7 +242,11 @@ class Replica:
                         free = self.pool.num_available
                 if free >= 0 and (not plan.chunks or self._chunk_blocks(plan) <= free):
                     return plan
-            preempted.append(self._preempt())
+            victim = self._victim()
+            if victim is None:
+                self.num_decodes = 0
+                return Plan()
+            preempted.append(self._preempt(victim))
 
     def cached(self, work: WorkView) -> tuple[int, int]:
         """See BatchingView. A prefill always computes at least one token."""
@@ -265,9 +267,12 @@ class Replica:
         decodes = self.decodes
         return bool(decodes.size) and decodes.grows(max(self._groups.members(decodes), key=arrival))
 
-    def _preempt(self) -> RequestId:
-        """Send the latest arrival in the batch back to the head of the queue. It keeps its tokens and loses its blocks."""
-        work = max(self._spared(), key=arrival)
+    def _victim(self) -> Work | None:
+        """Whom to preempt: the latest arrival, so that the first one always gets on. None is to wait for a run's end."""
+        return max(self._running.values(), key=arrival)
+
+    def _preempt(self, work: Work) -> RequestId:
+        """Send it back to the head of the queue. It keeps its tokens and loses its blocks."""
         self._drop(work)
         work.target = work.request.num_prompt_tokens + work.generated
         work.computed = 0
@@ -277,10 +282,6 @@ class Replica:
         self.waiting.appendleft(work)
         self.num_preemptions += 1
         return work.request.id
-
-    def _spared(self) -> Iterable[Work]:
-        """Who may be preempted."""
-        return self._running.values()
 
     def _launch(self, plan: Plan) -> RunSteps:
         decodes = self.num_decodes

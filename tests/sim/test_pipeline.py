@@ -113,6 +113,14 @@ def test_a_replica_of_several_stages_is_made_again_from_its_description() -> Non
     assert (again.id, again.policy, again.num_blocks, again.num_stages) == (3, Sarathi(8, 64), 100, 2)
 
 
+def test_two_requests_of_which_only_one_fits_do_not_preempt_each_other_for_ever() -> None:
+    """The earlier one waits while the later one is in a run, and that one gives way at its end."""
+    requests = [offered(0, 0, 12, 20), offered(1, 1, 12, 20)]
+    record, _ = play(*requests, batching=Vllm(8, 64, prefix_cache=False), num_blocks=8)
+    assert [row.outcome for row in record.requests] == [Outcome.COMPLETED] * 2
+    assert record.requests[0].preemptions == 0
+
+
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[Batching, Linear, int, list[OfferedRequest], list[tuple[Nanos, RequestId]]]:
     requests = []
