@@ -4,16 +4,14 @@ Does not know what a value does: every table is read by the module that it confi
 itself. Whatever is wrong with a file or a key becomes one `ConfigError` that names the place and the fix.
 """
 
-import difflib
 import importlib
 import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
 
 import msgspec
 import tomli_w
@@ -21,6 +19,7 @@ from msgspec import Meta, Struct, field
 
 from squall.errors import ConfigError
 from squall.fleet_tables import Capacities, Fault, Fleet, Hazards, Startup, fleet_mistake
+from squall.mistakes import explain, kind_of, shown
 from squall.policies.batching import Batching, Vllm
 from squall.policies.load import Disk, Load
 from squall.policies.route import LeastLoaded, Route
@@ -257,12 +256,12 @@ def from_tree(where: str, tree: dict[str, Any]) -> Config:
     for name in POLICY_TABLES:
         if isinstance(tree.get(name), dict) and "kind" not in tree[name]:
             tree[name] = {"kind": getattr(DEFAULTS, name).__struct_config__.tag, **tree[name]}
-    own = {name: tree.pop(name) for name in POLICY_TABLES if ":" in str(_kind(tree.get(name)))}
+    own = {name: tree.pop(name) for name in POLICY_TABLES if ":" in str(kind_of(tree.get(name)))}
     _refuse_strange_values(where, tree)
     try:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {_explain(str(error), tree)}") from None
+        raise ConfigError(f"{where}: {explain(str(error), tree, Config)}") from None
     mistake = fleet_mistake(config.fleet, config.cluster, config.replica)
     if mistake is not None:
         raise ConfigError(f"{where}: {mistake}")
@@ -314,14 +313,10 @@ def merge(tree: dict[str, Any], patch: dict[str, Any]) -> None:
     """Overlay `patch`. A table whose `kind` changes starts anew: the old kind's keys mean nothing to the new one."""
     for name, value in patch.items():
         old = tree.get(name)
-        if isinstance(old, dict) and isinstance(value, dict) and _kind(value) in (None, _kind(old)):
+        if isinstance(old, dict) and isinstance(value, dict) and kind_of(value) in (None, kind_of(old)):
             merge(old, value)
         else:
             tree[name] = value
-
-
-def _kind(table: Any) -> Any:
-    return table.get("kind") if isinstance(table, dict) else None
 
 
 def _refuse_strange_values(where: str, value: Any, key: str = "") -> None:
@@ -338,7 +333,7 @@ def _refuse_strange_values(where: str, value: Any, key: str = "") -> None:
         case int() if value.bit_length() > 63:
             raise ConfigError(f"{where}: {key} is larger than any number of 64 bits")
         case str() if "\0" in value:
-            raise ConfigError(f"{where}: {key} = {_shown(value)}: contains a null character")
+            raise ConfigError(f"{where}: {key} = {shown(value)}: contains a null character")
 
 
 def _make_paths_absolute(tree: dict[str, Any], base: Path) -> None:
@@ -363,9 +358,9 @@ def _own_policy(where: str, name: str, table: dict[str, Any]) -> Any:
         policy = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # whatever a module of the user's does when it is imported
         why = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{where}: {name}.kind = {_shown(table['kind'])} cannot be imported: {_shown(why, str)}") from None
+        raise ConfigError(f"{where}: {name}.kind = {shown(table['kind'])} cannot be imported: {shown(why, str)}") from None
     if not (isinstance(policy, type) and issubclass(policy, Struct)):
-        raise ConfigError(f"{where}: {name}.kind = {_shown(table['kind'])} is no msgspec.Struct, as a policy must be")
+        raise ConfigError(f"{where}: {name}.kind = {shown(table['kind'])} is no msgspec.Struct, as a policy must be")
     fields = {key: value for key, value in table.items() if key != "kind"}
     try:
         return msgspec.convert(fields, policy)
@@ -386,62 +381,3 @@ def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
         return _without_none(value) if isinstance(value, dict) else value
 
     return {name: plain(value) for name, value in tree.items() if value is not None}
-
-
-def _explain(message: str, tree: dict[str, Any]) -> str:
-    """msgspec's complaint in the user's words: the dotted key, what is wrong, what would be right."""
-    what, _, at = message.partition(" - at `$")
-    names = [name for name in at.rstrip("`").split(".") if name]
-    table = _types_at(Config, tree, names)
-    key = ".".join(names)
-    if unknown := re.match(r"Object contains unknown field `(.*)`", what):
-        known = sorted(name for struct in table for name in struct.__struct_fields__)
-        close = difflib.get_close_matches(unknown[1], known, n=1)
-        place = f"[{key}] has no key" if key else "there is no table"
-        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-        return f"{place} {unknown[1]!r}; {hint}"
-    if missing := re.match(r"Object missing required field `(.*)`", what):
-        return f"[{key}] needs the key {missing[1]!r}"
-    value = _value_at(tree, names)
-    what = _shown(what, str).replace("Invalid value ", "unknown value ").replace("Invalid enum value ", "unknown value ")
-    what = what.replace("`int | object`", "`int` or a table {min, max}")
-    choices = _choices(table, names)
-    return f"{key} = {_shown(value)}: {what[0].lower()}{what[1:]}" + (f"; one of {choices}" if choices else "")
-
-
-def _shown(value: Any, spell: Callable[[Any], str] = repr) -> str:
-    """As much of a value as fits into a message of one line."""
-    text = spell(value).replace("\n", " ")
-    return text if len(text) <= 120 else f"{text[:100]}...{text[-10:]}"
-
-
-def _types_at(struct: type, tree: dict[str, Any], names: Sequence[str]) -> list[Any]:
-    """The Struct types that may stand at a dotted key (several where a `kind` chooses and none was given)."""
-    structs: list[Any] = [struct]
-    for depth, name in enumerate(names):
-        kind = _kind(_value_at(tree, names[: depth + 1]))
-        found = [t for s in structs for t in _structs_in(get_type_hints(s, include_extras=True).get(name))]
-        if not found:
-            return structs
-        structs = [t for t in found if t.__struct_config__.tag == kind] or found
-    return structs
-
-
-def _structs_in(annotation: Any) -> list[Any]:
-    if get_origin(annotation) in (Union, UnionType):
-        return [t for part in get_args(annotation) for t in _structs_in(part)]
-    return [annotation] if isinstance(annotation, type) and issubclass(annotation, Struct) else []
-
-
-def _choices(table: Sequence[Any], names: Sequence[str]) -> str:
-    """What an enumerated key or a `kind` may be; empty where that is not the question."""
-    if names and names[-1] == "kind" and all(t.__struct_config__.tag for t in table):
-        return ", ".join(str(t.__struct_config__.tag) for t in table)
-    hints = [get_type_hints(t, include_extras=True).get(names[-1]) for t in table if names]
-    return ", ".join(str(choice) for hint in hints if get_origin(hint) is Literal for choice in get_args(hint))
-
-
-def _value_at(tree: Any, names: Sequence[str]) -> Any:
-    for name in names:
-        tree = tree.get(name) if isinstance(tree, dict) else None
-    return tree
