@@ -98,6 +98,53 @@ class Forget(Action, frozen=True, gc=False):
     requests: tuple[RequestId, ...]
 
 
+class SendKv(Action, frozen=True, gc=False):
+    """Send a request's KV of `num_tokens` tokens, layers from `first_layer` up to (not including) `last_layer`, to the replica
+    `to`, which has blocks for it; ends in KvSent or KvFailed."""
+
+    request: RequestId
+    to: ReplicaId
+    first_layer: int
+    last_layer: int
+    num_tokens: int
+
+
+class Abandon(Action, frozen=True, gc=False):
+    """Drop all that is known of these requests here, without a word to anybody: they go on elsewhere."""
+
+    requests: tuple[RequestId, ...]
+
+
+class RunLayers(Action, frozen=True, gc=False):
+    """Run some layers of a whole prefill, while no steps run; ends in LayersDone.
+
+    The first layer includes the embedding, the model's last one norm, head and sampling. The residual of the batch is kept
+    between its layers. `chunks` are complete prompts (offset 0); a request that was cancelled since is missing in later layers.
+    This struct satisfies `BatchShape`.
+    """
+
+    batch: int
+    first_layer: int
+    last_layer: int
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def num_decodes(self) -> int:
+        return 0
+
+    @property
+    def decode_context(self) -> int:
+        return 0
+
+
+class SendActivations(Action, frozen=True, gc=False):
+    """Send the residual of a batch of `num_tokens` tokens to the replica `to`; ends in ActivationsSent or ActivationsFailed."""
+
+    batch: int
+    to: ReplicaId
+    num_tokens: int
+
+
 # -- of the router
 
 
@@ -153,5 +200,6 @@ class Decided(Action, frozen=True, gc=False):
 
 AnyAction = (
     Send | RunSteps | Cut | Preempt | Forget | Reply | StartReplica | LoadWeights | WarmReplica | StopReplica | Decided
+    | SendKv | Abandon | RunLayers | SendActivations
 )  # fmt: skip
 """The closed union, for decoding."""

@@ -64,12 +64,17 @@ class Progressed(Event, frozen=True, gc=False):
 
 
 class ReplicaUp(Event, frozen=True, gc=False):
-    """The replica takes requests from now on. `num_blocks` KV blocks of `block_size` tokens each."""
+    """The replica takes requests from now on. `num_blocks` KV blocks of `block_size` tokens each.
+
+    With a `partner` it loads still, and works with that one (live scaling): it takes the place of the partner, which gets
+    nothing new until the pair ends.
+    """
 
     replica: ReplicaId
     num_blocks: int
     block_size: int
     role: Role = Role.BOTH
+    partner: ReplicaId | None = None
 
 
 class ReplicaDown(Event, frozen=True, gc=False):
@@ -167,6 +172,125 @@ class NodeUp(Event, frozen=True, gc=False):
     node: int
 
 
+# -- KV on its way from one replica to another
+
+
+class KvSent(Event, frozen=True, gc=False):
+    """The KV of a request is at `to`. To the replica that sent it, by its driver."""
+
+    request: RequestId
+    to: ReplicaId
+
+
+class KvFailed(Event, frozen=True, gc=False):
+    """It could not be sent. To the replica that sent it by its driver, and from there to `to`."""
+
+    request: RequestId
+    to: ReplicaId
+
+
+class KvArrived(Event, frozen=True, gc=False):
+    """Layers from `first_layer` up to (not including) `last_layer` of a request's KV are here."""
+
+    request: RequestId
+    first_layer: int
+    last_layer: int
+
+
+# -- live scaling: to the two replicas of a pair (see core/live_scaling.py), and what they say
+
+
+class LivePaired(Event, frozen=True, gc=False):
+    """`target`, which loads, and `source`, which is overloaded, work together from now on. To both."""
+
+    target: ReplicaId
+    source: ReplicaId
+    num_layers: int
+
+
+class Unpaired(Event, frozen=True, gc=False):
+    """They work alone again: the target has its weights and nothing of the pair's is left there, or (`lost`) one is gone."""
+
+    target: ReplicaId
+    source: ReplicaId
+    lost: bool = False
+
+
+class LayersDone(Event, frozen=True, gc=False):
+    """The layers of `batch` up to (not including) `last_layer` are done. After the model's last layer every request has a
+    token; `stopped` names those that ended with it, in ascending id."""
+
+    batch: int
+    last_layer: int
+    stopped: tuple[RequestId, ...] = ()
+
+
+class PullWanted(Event, frozen=True, gc=False):
+    """The source is idle and has set aside so many KV blocks. The target answers with exactly one of the next two."""
+
+    source: ReplicaId
+    num_blocks: int
+
+
+class HandedOver(Event, frozen=True, gc=False):
+    """The batch is the source's from now on: layers before `layer` have run. With `layer` 0 that is all; otherwise its
+    activations follow (`ActivationsArrived`), and the KV of those layers, a request each (`KvArrived`)."""
+
+    target: ReplicaId
+    batch: int
+    layer: int
+    requests: tuple[Request, ...]
+
+
+class NothingLeft(Event, frozen=True, gc=False):
+    """There is no batch to pull, until `BatchFormed`; or (`num_blocks` is not 0) the next one needs so many blocks."""
+
+    num_blocks: int = 0
+
+
+class BatchFormed(Event, frozen=True, gc=False):
+    """After `NothingLeft`: there is something to pull again."""
+
+
+class ActivationsSent(Event, frozen=True, gc=False):
+    """The activations of a batch are at the source. To the target, by its driver."""
+
+    batch: int
+
+
+class ActivationsFailed(Event, frozen=True, gc=False):
+    """They could not be sent. To the target by its driver, and from there to the source."""
+
+    batch: int
+
+
+class ActivationsArrived(Event, frozen=True, gc=False):
+    """The source may go on with the batch."""
+
+    batch: int
+
+
+class TakenOver(Event, frozen=True, gc=False):
+    """The source says to the router that it has these requests of `target` now."""
+
+    replica: ReplicaId
+    target: ReplicaId
+    requests: tuple[RequestId, ...]
+
+
+class Surrendered(Event, frozen=True, gc=False):
+    """The replica gives these requests, without a token from there, back to the router: it has never begun, or lost, them."""
+
+    replica: ReplicaId
+    requests: tuple[RequestId, ...]
+
+
+class Disowned(Event, frozen=True, gc=False):
+    """Somebody else has these requests, says the router to a replica that took them over: drop them without a word."""
+
+    requests: tuple[RequestId, ...]
+
+
 # -- to any machine
 
 
@@ -178,6 +302,9 @@ AnyEvent = (
     Submitted | StepsDone | Cancelled | Arrived | Progressed | ReplicaUp | ReplicaDown | DrainWanted | ReplicaStarted
     | LayerArrived | WeightsLoaded | LoadFailed | Warmed | Emptied | ReplicaLost | ReplicaStopped | Woke | Stirred
     | ScaleWanted | NodeDown | NodeUp
+    | KvSent | KvFailed | KvArrived
+    | LivePaired | Unpaired | LayersDone | PullWanted | HandedOver | NothingLeft | BatchFormed
+    | ActivationsSent | ActivationsFailed | ActivationsArrived | TakenOver | Surrendered | Disowned
 )  # fmt: skip
 """The closed union, for decoding."""
 

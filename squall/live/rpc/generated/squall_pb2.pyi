@@ -33,34 +33,64 @@ REJECTION_NO_CAPACITY: Rejection
 REJECTION_LOST: Rejection
 
 class ToReplica(_message.Message):
-    __slots__ = ("open", "event", "action", "job")
+    __slots__ = ("open", "event", "action", "job", "peers")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     open: Open
     event: Event
     action: Action
     job: Job
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("replica",)
+    __slots__ = ("replica", "settled")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_FIELD_NUMBER: _ClassVar[int]
     replica: int
-    def __init__(self, replica: _Optional[int] = ...) -> None: ...
+    settled: bool
+    def __init__(self, replica: _Optional[int] = ..., settled: bool = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("replica", "addresses")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, replica: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FromReplica(_message.Message):
-    __slots__ = ("send", "output", "load", "begun")
+    __slots__ = ("send", "output", "load", "begun", "peer", "moved")
     SEND_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    MOVED_FIELD_NUMBER: _ClassVar[int]
     send: Send
     output: StepOutput
     load: ReplicaLoad
     begun: Begun
-    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., load: _Optional[_Union[ReplicaLoad, _Mapping]] = ..., begun: _Optional[_Union[Begun, _Mapping]] = ...) -> None: ...
+    peer: Peer
+    moved: WeightsMoved
+    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., load: _Optional[_Union[ReplicaLoad, _Mapping]] = ..., begun: _Optional[_Union[Begun, _Mapping]] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., moved: _Optional[_Union[WeightsMoved, _Mapping]] = ...) -> None: ...
+
+class WeightsMoved(_message.Message):
+    __slots__ = ("kind", "num_bytes", "first_byte_s", "seconds", "num_repaired")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BYTE_S_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_REPAIRED_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    num_bytes: int
+    first_byte_s: float
+    seconds: float
+    num_repaired: int
+    def __init__(self, kind: _Optional[str] = ..., num_bytes: _Optional[int] = ..., first_byte_s: _Optional[float] = ..., seconds: _Optional[float] = ..., num_repaired: _Optional[int] = ...) -> None: ...
 
 class Begun(_message.Message):
     __slots__ = ("requests",)
@@ -200,7 +230,7 @@ class Request(_message.Message):
     def __init__(self, id: _Optional[int] = ..., arrived_at: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., session: _Optional[int] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("submitted", "steps_done", "cancelled", "arrived", "progressed", "replica_up", "replica_down", "drain_wanted", "replica_started", "layer_arrived", "weights_loaded", "load_failed", "warmed", "emptied", "replica_lost", "replica_stopped", "woke", "stirred", "scale_wanted", "node_down", "node_up")
+    __slots__ = ("submitted", "steps_done", "cancelled", "arrived", "progressed", "replica_up", "replica_down", "drain_wanted", "replica_started", "layer_arrived", "weights_loaded", "load_failed", "warmed", "emptied", "replica_lost", "replica_stopped", "woke", "stirred", "scale_wanted", "node_down", "node_up", "kv_sent", "kv_failed", "kv_arrived", "live_paired", "unpaired", "layers_done", "pull_wanted", "handed_over", "nothing_left", "batch_formed", "activations_sent", "activations_failed", "activations_arrived", "taken_over", "surrendered", "disowned")
     SUBMITTED_FIELD_NUMBER: _ClassVar[int]
     STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +252,22 @@ class Event(_message.Message):
     SCALE_WANTED_FIELD_NUMBER: _ClassVar[int]
     NODE_DOWN_FIELD_NUMBER: _ClassVar[int]
     NODE_UP_FIELD_NUMBER: _ClassVar[int]
+    KV_SENT_FIELD_NUMBER: _ClassVar[int]
+    KV_FAILED_FIELD_NUMBER: _ClassVar[int]
+    KV_ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    LIVE_PAIRED_FIELD_NUMBER: _ClassVar[int]
+    UNPAIRED_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_DONE_FIELD_NUMBER: _ClassVar[int]
+    PULL_WANTED_FIELD_NUMBER: _ClassVar[int]
+    HANDED_OVER_FIELD_NUMBER: _ClassVar[int]
+    NOTHING_LEFT_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FORMED_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATIONS_SENT_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATIONS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATIONS_ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_OVER_FIELD_NUMBER: _ClassVar[int]
+    SURRENDERED_FIELD_NUMBER: _ClassVar[int]
+    DISOWNED_FIELD_NUMBER: _ClassVar[int]
     submitted: Submitted
     steps_done: StepsDone
     cancelled: Cancelled
@@ -243,7 +289,23 @@ class Event(_message.Message):
     scale_wanted: ScaleWanted
     node_down: NodeDown
     node_up: NodeUp
-    def __init__(self, submitted: _Optional[_Union[Submitted, _Mapping]] = ..., steps_done: _Optional[_Union[StepsDone, _Mapping]] = ..., cancelled: _Optional[_Union[Cancelled, _Mapping]] = ..., arrived: _Optional[_Union[Arrived, _Mapping]] = ..., progressed: _Optional[_Union[Progressed, _Mapping]] = ..., replica_up: _Optional[_Union[ReplicaUp, _Mapping]] = ..., replica_down: _Optional[_Union[ReplicaDown, _Mapping]] = ..., drain_wanted: _Optional[_Union[DrainWanted, _Mapping]] = ..., replica_started: _Optional[_Union[ReplicaStarted, _Mapping]] = ..., layer_arrived: _Optional[_Union[LayerArrived, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., load_failed: _Optional[_Union[LoadFailed, _Mapping]] = ..., warmed: _Optional[_Union[Warmed, _Mapping]] = ..., emptied: _Optional[_Union[Emptied, _Mapping]] = ..., replica_lost: _Optional[_Union[ReplicaLost, _Mapping]] = ..., replica_stopped: _Optional[_Union[ReplicaStopped, _Mapping]] = ..., woke: _Optional[_Union[Woke, _Mapping]] = ..., stirred: _Optional[_Union[Stirred, _Mapping]] = ..., scale_wanted: _Optional[_Union[ScaleWanted, _Mapping]] = ..., node_down: _Optional[_Union[NodeDown, _Mapping]] = ..., node_up: _Optional[_Union[NodeUp, _Mapping]] = ...) -> None: ...
+    kv_sent: KvSent
+    kv_failed: KvFailed
+    kv_arrived: KvArrived
+    live_paired: LivePaired
+    unpaired: Unpaired
+    layers_done: LayersDone
+    pull_wanted: PullWanted
+    handed_over: HandedOver
+    nothing_left: NothingLeft
+    batch_formed: BatchFormed
+    activations_sent: ActivationsSent
+    activations_failed: ActivationsFailed
+    activations_arrived: ActivationsArrived
+    taken_over: TakenOver
+    surrendered: Surrendered
+    disowned: Disowned
+    def __init__(self, submitted: _Optional[_Union[Submitted, _Mapping]] = ..., steps_done: _Optional[_Union[StepsDone, _Mapping]] = ..., cancelled: _Optional[_Union[Cancelled, _Mapping]] = ..., arrived: _Optional[_Union[Arrived, _Mapping]] = ..., progressed: _Optional[_Union[Progressed, _Mapping]] = ..., replica_up: _Optional[_Union[ReplicaUp, _Mapping]] = ..., replica_down: _Optional[_Union[ReplicaDown, _Mapping]] = ..., drain_wanted: _Optional[_Union[DrainWanted, _Mapping]] = ..., replica_started: _Optional[_Union[ReplicaStarted, _Mapping]] = ..., layer_arrived: _Optional[_Union[LayerArrived, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., load_failed: _Optional[_Union[LoadFailed, _Mapping]] = ..., warmed: _Optional[_Union[Warmed, _Mapping]] = ..., emptied: _Optional[_Union[Emptied, _Mapping]] = ..., replica_lost: _Optional[_Union[ReplicaLost, _Mapping]] = ..., replica_stopped: _Optional[_Union[ReplicaStopped, _Mapping]] = ..., woke: _Optional[_Union[Woke, _Mapping]] = ..., stirred: _Optional[_Union[Stirred, _Mapping]] = ..., scale_wanted: _Optional[_Union[ScaleWanted, _Mapping]] = ..., node_down: _Optional[_Union[NodeDown, _Mapping]] = ..., node_up: _Optional[_Union[NodeUp, _Mapping]] = ..., kv_sent: _Optional[_Union[KvSent, _Mapping]] = ..., kv_failed: _Optional[_Union[KvFailed, _Mapping]] = ..., kv_arrived: _Optional[_Union[KvArrived, _Mapping]] = ..., live_paired: _Optional[_Union[LivePaired, _Mapping]] = ..., unpaired: _Optional[_Union[Unpaired, _Mapping]] = ..., layers_done: _Optional[_Union[LayersDone, _Mapping]] = ..., pull_wanted: _Optional[_Union[PullWanted, _Mapping]] = ..., handed_over: _Optional[_Union[HandedOver, _Mapping]] = ..., nothing_left: _Optional[_Union[NothingLeft, _Mapping]] = ..., batch_formed: _Optional[_Union[BatchFormed, _Mapping]] = ..., activations_sent: _Optional[_Union[ActivationsSent, _Mapping]] = ..., activations_failed: _Optional[_Union[ActivationsFailed, _Mapping]] = ..., activations_arrived: _Optional[_Union[ActivationsArrived, _Mapping]] = ..., taken_over: _Optional[_Union[TakenOver, _Mapping]] = ..., surrendered: _Optional[_Union[Surrendered, _Mapping]] = ..., disowned: _Optional[_Union[Disowned, _Mapping]] = ...) -> None: ...
 
 class Submitted(_message.Message):
     __slots__ = ("request",)
@@ -286,16 +348,18 @@ class Progressed(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., first: _Optional[_Iterable[int]] = ..., finished: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReplicaUp(_message.Message):
-    __slots__ = ("replica", "num_blocks", "block_size", "role")
+    __slots__ = ("replica", "num_blocks", "block_size", "role", "partner")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
+    PARTNER_FIELD_NUMBER: _ClassVar[int]
     replica: int
     num_blocks: int
     block_size: int
     role: Role
-    def __init__(self, replica: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
+    partner: int
+    def __init__(self, replica: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., partner: _Optional[int] = ...) -> None: ...
 
 class ReplicaDown(_message.Message):
     __slots__ = ("replica", "lost")
@@ -399,8 +463,136 @@ class NodeUp(_message.Message):
     node: int
     def __init__(self, node: _Optional[int] = ...) -> None: ...
 
+class KvSent(_message.Message):
+    __slots__ = ("request", "to")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    to: int
+    def __init__(self, request: _Optional[int] = ..., to: _Optional[int] = ...) -> None: ...
+
+class KvFailed(_message.Message):
+    __slots__ = ("request", "to")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    to: int
+    def __init__(self, request: _Optional[int] = ..., to: _Optional[int] = ...) -> None: ...
+
+class KvArrived(_message.Message):
+    __slots__ = ("request", "first_layer", "last_layer")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    first_layer: int
+    last_layer: int
+    def __init__(self, request: _Optional[int] = ..., first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ...) -> None: ...
+
+class LivePaired(_message.Message):
+    __slots__ = ("target", "source", "num_layers")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    target: int
+    source: int
+    num_layers: int
+    def __init__(self, target: _Optional[int] = ..., source: _Optional[int] = ..., num_layers: _Optional[int] = ...) -> None: ...
+
+class Unpaired(_message.Message):
+    __slots__ = ("target", "source", "lost")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    target: int
+    source: int
+    lost: bool
+    def __init__(self, target: _Optional[int] = ..., source: _Optional[int] = ..., lost: bool = ...) -> None: ...
+
+class LayersDone(_message.Message):
+    __slots__ = ("batch", "last_layer", "stopped")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_FIELD_NUMBER: _ClassVar[int]
+    batch: int
+    last_layer: int
+    stopped: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, batch: _Optional[int] = ..., last_layer: _Optional[int] = ..., stopped: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PullWanted(_message.Message):
+    __slots__ = ("source", "num_blocks")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    source: int
+    num_blocks: int
+    def __init__(self, source: _Optional[int] = ..., num_blocks: _Optional[int] = ...) -> None: ...
+
+class HandedOver(_message.Message):
+    __slots__ = ("target", "batch", "layer", "requests")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    target: int
+    batch: int
+    layer: int
+    requests: _containers.RepeatedCompositeFieldContainer[Request]
+    def __init__(self, target: _Optional[int] = ..., batch: _Optional[int] = ..., layer: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[Request, _Mapping]]] = ...) -> None: ...
+
+class NothingLeft(_message.Message):
+    __slots__ = ("num_blocks",)
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: int
+    def __init__(self, num_blocks: _Optional[int] = ...) -> None: ...
+
+class BatchFormed(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ActivationsSent(_message.Message):
+    __slots__ = ("batch",)
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    batch: int
+    def __init__(self, batch: _Optional[int] = ...) -> None: ...
+
+class ActivationsFailed(_message.Message):
+    __slots__ = ("batch",)
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    batch: int
+    def __init__(self, batch: _Optional[int] = ...) -> None: ...
+
+class ActivationsArrived(_message.Message):
+    __slots__ = ("batch",)
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    batch: int
+    def __init__(self, batch: _Optional[int] = ...) -> None: ...
+
+class TakenOver(_message.Message):
+    __slots__ = ("replica", "target", "requests")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    target: int
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, replica: _Optional[int] = ..., target: _Optional[int] = ..., requests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Surrendered(_message.Message):
+    __slots__ = ("replica", "requests")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, replica: _Optional[int] = ..., requests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Disowned(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class Action(_message.Message):
-    __slots__ = ("send", "run_steps", "cut", "preempt", "forget", "reply", "start_replica", "load_weights", "warm_replica", "stop_replica", "decided")
+    __slots__ = ("send", "run_steps", "cut", "preempt", "forget", "reply", "start_replica", "load_weights", "warm_replica", "stop_replica", "decided", "send_kv", "abandon", "run_layers", "send_activations")
     SEND_FIELD_NUMBER: _ClassVar[int]
     RUN_STEPS_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
@@ -412,6 +604,10 @@ class Action(_message.Message):
     WARM_REPLICA_FIELD_NUMBER: _ClassVar[int]
     STOP_REPLICA_FIELD_NUMBER: _ClassVar[int]
     DECIDED_FIELD_NUMBER: _ClassVar[int]
+    SEND_KV_FIELD_NUMBER: _ClassVar[int]
+    ABANDON_FIELD_NUMBER: _ClassVar[int]
+    RUN_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    SEND_ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
     send: Send
     run_steps: RunSteps
     cut: Cut
@@ -423,7 +619,11 @@ class Action(_message.Message):
     warm_replica: WarmReplica
     stop_replica: StopReplica
     decided: Decided
-    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., run_steps: _Optional[_Union[RunSteps, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., start_replica: _Optional[_Union[StartReplica, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., warm_replica: _Optional[_Union[WarmReplica, _Mapping]] = ..., stop_replica: _Optional[_Union[StopReplica, _Mapping]] = ..., decided: _Optional[_Union[Decided, _Mapping]] = ...) -> None: ...
+    send_kv: SendKv
+    abandon: Abandon
+    run_layers: RunLayers
+    send_activations: SendActivations
+    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., run_steps: _Optional[_Union[RunSteps, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., start_replica: _Optional[_Union[StartReplica, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., warm_replica: _Optional[_Union[WarmReplica, _Mapping]] = ..., stop_replica: _Optional[_Union[StopReplica, _Mapping]] = ..., decided: _Optional[_Union[Decided, _Mapping]] = ..., send_kv: _Optional[_Union[SendKv, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., run_layers: _Optional[_Union[RunLayers, _Mapping]] = ..., send_activations: _Optional[_Union[SendActivations, _Mapping]] = ...) -> None: ...
 
 class Send(_message.Message):
     __slots__ = ("to", "event")
@@ -494,6 +694,48 @@ class Forget(_message.Message):
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SendKv(_message.Message):
+    __slots__ = ("request", "to", "first_layer", "last_layer", "num_tokens")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    to: int
+    first_layer: int
+    last_layer: int
+    num_tokens: int
+    def __init__(self, request: _Optional[int] = ..., to: _Optional[int] = ..., first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+
+class Abandon(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RunLayers(_message.Message):
+    __slots__ = ("batch", "first_layer", "last_layer", "chunks")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    batch: int
+    first_layer: int
+    last_layer: int
+    chunks: _containers.RepeatedCompositeFieldContainer[Chunk]
+    def __init__(self, batch: _Optional[int] = ..., first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ...) -> None: ...
+
+class SendActivations(_message.Message):
+    __slots__ = ("batch", "to", "num_tokens")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    batch: int
+    to: int
+    num_tokens: int
+    def __init__(self, batch: _Optional[int] = ..., to: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
 
 class Reply(_message.Message):
     __slots__ = ("request", "rejection", "message", "retry_after_s")
