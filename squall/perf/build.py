@@ -3,6 +3,7 @@
 `latency` and `replica` are the tables of the same name; anything with their attributes will do.
 """
 
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -13,6 +14,7 @@ from squall.errors import ConfigError, ProfileError
 from squall.perf.composed import Composed
 from squall.perf.decompose import Layout
 from squall.perf.dtypes import dtype_name
+from squall.perf.efficiency import Efficiency
 from squall.perf.hardware import GPUS, Gpu
 from squall.perf.latency import LatencyModel
 from squall.perf.memory import account, check_dtype
@@ -161,7 +163,25 @@ def _operators(
     sources: list[OperatorSource] = [*([measured] if measured else []), roofline]
     speculation, draft = _speculation(latency, gpu, layout, sources, roofline)
     overhead_s = measured.step_s if measured and latency.overhead_s is None else latency.overhead_s
-    return Composed(model, gpu.name, layout, sources, roofline.efficiency, overhead_s, latency.launch_s, speculation, draft)
+    return _composed(
+        model, gpu.name, layout, tuple(sources), roofline.efficiency, overhead_s, latency.launch_s, speculation, draft
+    )
+
+
+@lru_cache(maxsize=16)
+def _composed(
+    model: ModelSpec,
+    place: str,
+    layout: Layout,
+    sources: tuple[OperatorSource, ...],
+    efficiency: Efficiency,
+    overhead_s: float | None,
+    launch_s: float,
+    speculation: Speculation | None,
+    draft: Composed | None,
+) -> Composed:
+    """One for all that are made of the same: what it has worked out need not be worked out again."""
+    return Composed(model, place, layout, sources, efficiency, overhead_s, launch_s, speculation, draft)
 
 
 def _measured(
@@ -214,7 +234,7 @@ def _speculation(
     draft = resolve_model(table.model)
     tp = layout.tp if draft.can_share(layout.tp) else 1
     shared = layout_of(draft, gpu, replace(layout, tp=tp, ep=1, sequence_parallel=False), "auto", layout.kv_dtype)
-    return speculation, Composed(draft, gpu.name, shared, sources, roofline.efficiency, overhead_s=0.0)
+    return speculation, _composed(draft, gpu.name, shared, tuple(sources), roofline.efficiency, 0.0, 0.0, None, None)
 
 
 def joined(gpu: Gpu, cluster: ClusterTable, tp: int) -> tuple[Gpu, Links]:

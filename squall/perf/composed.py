@@ -34,6 +34,7 @@ class Line(Struct, frozen=True):
         kind: "token", "sequence", "communication" or "step".
         count: how often it runs.
         seconds: all of them together.
+        told: see `Estimate`.
         source: who said so.
     """
 
@@ -43,8 +44,13 @@ class Line(Struct, frozen=True):
     count: int
     seconds: float
     provenance: Provenance
-    spread: float
+    told: float | Callable[[], float]
     source: str
+
+    @property
+    def spread(self) -> float:
+        """See `Estimate`."""
+        return self.told() if callable(self.told) else self.told
 
 
 class Composed:
@@ -147,7 +153,7 @@ class Composed:
 
     def _line(self, stage: int, name: str, kind: str, count: int, ask: "_Ask") -> Line:
         estimate, source = _best(self.sources, ask)
-        return Line(stage, name, kind, count, count * estimate.seconds, estimate.provenance, estimate.spread, source)
+        return Line(stage, name, kind, count, count * estimate.seconds, estimate.provenance, estimate.told, source)
 
     def _name(self, place: str) -> str:
         layout = self.layout

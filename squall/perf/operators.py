@@ -3,6 +3,7 @@
 Knows no hardware and no times. A source that does not know an operator says None, and the next one in order of trust is asked.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Literal, Protocol
 
@@ -23,12 +24,17 @@ class Estimate(Struct, frozen=True):
 
     Attributes:
         seconds: at least 0.
-        spread: nine times in ten the true time lies between `seconds / (1 + spread)` and `seconds * (1 + spread)`.
+        told: the spread, or what works it out: most times are asked for without it.
     """
 
     seconds: float
     provenance: Provenance
-    spread: float
+    told: float | Callable[[], float]
+
+    @property
+    def spread(self) -> float:
+        """Nine times in ten the true time lies between `seconds / (1 + spread)` and `seconds * (1 + spread)`."""
+        return self.told() if callable(self.told) else self.told
 
 
 Kernel = Literal["", "embedding", "norm", "rotary", "activation"]

@@ -106,6 +106,17 @@ class RooflineSource:
         reading = kept * values * dtype_bytes(shape.kv_dtype) / (self.gpu.bandwidth * curve.decode_memory)
         return self._estimate(curve.prefill_s + max(arithmetic, reading), ATTENTION)
 
+    def __eq__(self, other: object) -> bool:
+        """What is known of the same GPU in the same way is the same."""
+        return isinstance(other, RooflineSource) and self._known == other._known
+
+    def __hash__(self) -> int:
+        return hash(self._known)
+
+    @property
+    def _known(self) -> tuple[object, ...]:
+        return self.gpu, self.links, self.efficiency, self.dtype
+
     # -- between GPUs
 
     def all_reduce(self, num_bytes: int, gpus: int) -> Estimate:

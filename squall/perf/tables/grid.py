@@ -11,7 +11,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from math import log2
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
 
 Trend = Callable[[Sequence[float]], float]
 """Seconds at a point; above 0."""
@@ -41,15 +45,41 @@ class Grid:
     """
 
     def __init__(self, points: Iterable[tuple[Sequence[float], float]], trend: Trend, tile: int = 0) -> None:
+        several = list(points)
+        sizes = np.array([at for at, _ in several], dtype=float)
+        self._hold(sizes, np.array([seconds for _, seconds in several], dtype=float), trend, tile)
+
+    @classmethod
+    def of(cls, sizes: Array, seconds: Array, trend: Trend, tile: int = 0) -> "Grid":
+        """The same of arrays [points, sizes] and [points]."""
+        grid = cls.__new__(cls)
+        grid._hold(sizes, seconds, trend, tile)
+        return grid
+
+    def _hold(self, sizes: Array, seconds: Array, trend: Trend, tile: int) -> None:
+        order = np.lexsort(sizes.T[::-1])
         self._trend = trend
         self._tile = tile
-        self._root = _tree(sorted((tuple(sizes), seconds) for sizes, seconds in points), 0)
+        self._root = _Node(sizes[order], seconds[order], 0)
 
     def tiled(self, tile: int) -> "Grid":
         """The same points with another tile."""
         grid = Grid.__new__(Grid)
         grid._trend, grid._tile, grid._root = self._trend, tile, self._root
         return grid
+
+    def around(self, at: Sequence[float]) -> "Gap | None":
+        """The gap in which a measured point would lie along the last size if it had not been measured; None at an end."""
+        node, last = self._root, len(at) - 1
+        for size in at[:-1]:
+            node = node.child(bisect_left(node.values, size))  # type: ignore[assignment]
+        place = bisect_left(node.values, at[last])
+        if not 0 < place < len(node.values) - 1:
+            return None
+        low, high = node.values[place - 1], node.values[place + 1]
+        from_, here, to = (self._trend((*at[:-1], size)) for size in (low, at[last], high))
+        share = min(1.0, max(0.0, (here - from_) / (to - from_))) if to != from_ else 0.5
+        return Gap(low, at[last], high, float(node.child(place - 1)), float(node.child(place + 1)), share)  # type: ignore[arg-type]
 
     def read(self, at: Sequence[float], *, without: Sequence[float] | None = None, depth: int = -1) -> Reading:
         """The time at some sizes. `without` and `depth` leave out the measured value at that level of that point: what would be
@@ -58,7 +88,7 @@ class Grid:
         return self._read(self._root, list(at), 0, hidden)
 
     def _read(self, node: "_Node", at: list[float], depth: int, hidden: tuple[tuple[float, ...], int] | None) -> Reading:
-        values, below = node.values, node.below
+        values = node.values
         place = bisect_left(values, at[depth])
         exact = place < len(values) and values[place] == at[depth]
         low = high = place
@@ -67,7 +97,7 @@ class Grid:
         elif not exact:
             low = place - 1
         if low == high:
-            return self._below(below[low], at, depth, hidden)
+            return self._below(node.child(low), at, depth, hidden)
         if low < 0 or high >= len(values):
             return self._outside(node, high if low < 0 else low, at, depth, hidden)
         return self._between(node, low, high, at, depth, hidden)
@@ -83,7 +113,7 @@ class Grid:
         """The reading at a measured value of this level, and the trend there."""
         moved = at.copy()
         moved[depth] = node.values[place]
-        return self._below(node.below[place], moved, depth, hidden), self._trend(moved)
+        return self._below(node.child(place), moved, depth, hidden), self._trend(moved)
 
     def _between(
         self, node: "_Node", low: int, high: int, at: list[float], depth: int, hidden: tuple[tuple[float, ...], int] | None
@@ -94,17 +124,9 @@ class Grid:
         share = (here - from_) / (to - from_) if to != from_ else 0.5
         share = min(1.0, max(0.0, share))
         if self._tile and depth == len(at) - 1:
-            share = self._stepped(share, node.values[low], at[depth], node.values[high])
+            share = stepped(self._tile, share, node.values[low], at[depth], node.values[high])
         seconds = first.seconds + share * (last.seconds - first.seconds)
         return Reading(seconds, (depth, *sorted({*first.between, *last.between})), max(first.beyond, last.beyond))
-
-    def _stepped(self, share: float, low: float, here: float, high: float) -> float:
-        """The share of the way where time rises at the ends of tiles only."""
-        tile = self._tile
-        first, place, last = -(-low // tile), -(-here // tile), -(-high // tile)
-        if first == last:
-            return share
-        return 0.0 if place == first else 1.0 if place == last else share
 
     def _outside(
         self, node: "_Node", place: int, at: list[float], depth: int, hidden: tuple[tuple[float, ...], int] | None
@@ -114,21 +136,53 @@ class Grid:
         return Reading(edge.seconds * growth, edge.between, edge.beyond + abs(log2(growth)))
 
 
-class _Node(Struct, frozen=True):
-    values: list[float]
-    below: "list[_Node] | list[float]"
+class Gap(Struct, frozen=True):
+    """Two neighbours, a size between them, and how far along the trend it lies."""
+
+    low: float
+    here: float
+    high: float
+    first: float
+    last: float
+    share: float
+
+    def seconds(self, tile: int) -> float:
+        """The time read across the gap."""
+        share = stepped(tile, self.share, self.low, self.here, self.high) if tile else self.share
+        return self.first + share * (self.last - self.first)
 
 
-def _tree(points: list[tuple[tuple[float, ...], float]], depth: int) -> _Node:
-    """Of points sorted by their sizes, all alike above `depth`."""
-    if depth == len(points[0][0]) - 1:
-        return _Node([sizes[depth] for sizes, _ in points], [seconds for _, seconds in points])
-    values: list[float] = []
-    below: list[_Node] = []
-    start = 0
-    for end in range(1, len(points) + 1):
-        if end == len(points) or points[end][0][depth] != points[start][0][depth]:
-            values.append(points[start][0][depth])
-            below.append(_tree(points[start:end], depth + 1))
-            start = end
-    return _Node(values, below)
+def stepped(tile: int, share: float, low: float, here: float, high: float) -> float:
+    """The share of the way where time rises at the ends of tiles only."""
+    first, place, last = -(-low // tile), -(-here // tile), -(-high // tile)
+    if first == last:
+        return share
+    return 0.0 if place == first else 1.0 if place == last else share
+
+
+class _Node:
+    """The values of one size, and what lies below each, which is looked at when it is first asked for.
+
+    Args:
+        sizes, seconds: of the points in order, all alike in the sizes above `depth`.
+    """
+
+    __slots__ = ("_bounds", "_children", "_depth", "_seconds", "_sizes", "values")
+
+    def __init__(self, sizes: Array, seconds: Array, depth: int) -> None:
+        column = sizes[:, depth]
+        starts = np.flatnonzero(np.concatenate(([True], column[1:] != column[:-1])))
+        self.values: list[float] = column[starts].tolist()
+        self._depth = depth
+        self._sizes, self._seconds = sizes, seconds
+        is_last = depth == sizes.shape[1] - 1
+        self._bounds: list[int] = [] if is_last else [*starts.tolist(), len(column)]
+        self._children: list[_Node | float | None] = [*seconds[starts].tolist()] if is_last else [None] * len(starts)
+
+    def child(self, place: int) -> "_Node | float":
+        """What is below the value at a place: a time at the last size."""
+        child = self._children[place]
+        if child is None:
+            rows = slice(self._bounds[place], self._bounds[place + 1])
+            child = self._children[place] = _Node(self._sizes[rows], self._seconds[rows], self._depth + 1)
+        return child

@@ -4,12 +4,14 @@ Reads its Parquet files as data and imports none of its code.
 """
 
 import re
+from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from squall.errors import ProfileError
 from squall.perf.hardware import Gpu
 from squall.perf.tables.aiconfigurator import SYSTEMS, read_aiconfigurator
+from squall.perf.tables.kept import folder_of, kept_source
 from squall.perf.tables.profile import OperatorProfile
 from squall.perf.tables.source import FastestProducts, TableSource
 
@@ -29,6 +31,39 @@ def installed_root() -> Path | None:
 
 def installed_tables(gpu: Gpu, engine: str = "vllm") -> OperatorProfile:
     """The newest tables of a GPU and an engine. Raises ProfileError saying what is there."""
+    files, place = _files(gpu, engine)
+    return read_aiconfigurator(files, gpu, engine, place)
+
+
+def installed_source(gpu: Gpu, engine: str = "vllm") -> TableSource:
+    """The installed tables of an engine, with the fastest engine's matrix products: one for all who ask for the same.
+
+    Raises as `installed_tables`.
+    """
+    files, place = _files(gpu, engine)
+    root = installed_root()
+    others = []
+    for other in ENGINES:
+        theirs = _newest(root / SYSTEMS[gpu.name] / "gemm" / other) if root is not None and other != engine else []
+        if theirs:
+            others.append((other, tuple(theirs), folder_of(theirs, gpu.name, other)))
+    return _source(gpu, engine, place, tuple(files), folder_of(files, gpu.name, engine, place), tuple(others))
+
+
+_Others = tuple[tuple[str, tuple[Path, ...], Path], ...]
+"""Engines, their files of products, and where the tables of these are kept."""
+
+
+@lru_cache(maxsize=4)
+def _source(gpu: Gpu, engine: str, place: str, files: tuple[Path, ...], folder: Path, others: _Others) -> TableSource:
+    """By what the files are, whose hash the folders' names have."""
+    own = kept_source(folder, lambda: read_aiconfigurator(files, gpu, engine, place))
+    products = [kept_source(kept, partial(read_aiconfigurator, theirs, gpu, other)) for other, theirs, kept in others]
+    return FastestProducts(own, products)
+
+
+def _files(gpu: Gpu, engine: str) -> tuple[list[Path], str]:
+    """The newest tables, and a word for where they are from."""
     root = installed_root()
     if root is None:
         raise ProfileError(f"measured tables need {PACKAGE}: pip install 'squall[measured]', or set latency.path to a profile")
@@ -44,19 +79,7 @@ def installed_tables(gpu: Gpu, engine: str = "vllm") -> OperatorProfile:
     files += _newest(root / system / "comm" / "nccl")
     if not files:
         raise ProfileError(f"{PACKAGE} has no tables of {engine} on {gpu.name}; it has {', '.join(_engines(root / system))}")
-    return read_aiconfigurator(files, gpu, engine, f"{PACKAGE} {distribution(PACKAGE).version}, {system}")
-
-
-def installed_source(gpu: Gpu, engine: str = "vllm") -> TableSource:
-    """The installed tables of an engine, with the fastest engine's matrix products. Raises as `installed_tables`."""
-    own = installed_tables(gpu, engine).source()
-    root = installed_root()
-    others = []
-    for other in ENGINES:
-        files = _newest(root / SYSTEMS[gpu.name] / "gemm" / other) if root is not None and other != engine else []
-        if files:
-            others.append(read_aiconfigurator(files, gpu, other).source().tables["gemm"])
-    return FastestProducts(own, others)
+    return files, f"{PACKAGE} {distribution(PACKAGE).version}, {system}"
 
 
 def _newest(folder: Path) -> list[Path]:

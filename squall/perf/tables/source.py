@@ -47,7 +47,7 @@ class TableSource:
             whole = table.like(curve, kind, (shape.kv_heads, shape.heads, alike, 0))
             at = curve.at((shape.kv_heads, shape.heads, chunk, before))
             share = curve.trend.seconds(at) / curve.trend.seconds(curve.at((shape.kv_heads, shape.heads, alike, 0)))
-            return Estimate(whole.seconds * share, whole.provenance, whole.spread)
+            return Estimate(whole.seconds * share, whole.provenance, whole.told)
         return table.like(curve, kind, (shape.kv_heads, shape.heads, chunk, before))
 
     def decode_attention(self, batch: int, context: int, shape: AttentionShape) -> Estimate | None:
@@ -130,16 +130,16 @@ class FastestProducts(TableSource):
     themselves, or miss the best kernel, says more than the engine takes: on a B200 by half, where the engines differ by twice.
 
     Args:
-        others: the matrix products of other engines on the same GPU.
+        others: sources of other engines' matrix products on the same GPU.
     """
 
-    def __init__(self, own: TableSource, others: Sequence[OperatorTable]) -> None:
+    def __init__(self, own: TableSource, others: Sequence[TableSource]) -> None:
         super().__init__(own.name, own.tables, own.step_s)
         self._others = tuple(others)
 
     def gemm(self, tokens: int, rows: int, columns: int, dtype: str) -> Estimate | None:
         """See `OperatorSource.gemm`."""
-        kind = (_SIXTEEN_BITS.get(dtype, dtype),)
-        asked = (super().gemm(tokens, rows, columns, dtype), *(o.estimate(kind, (rows, columns, tokens)) for o in self._others))
+        asked = [super().gemm(tokens, rows, columns, dtype)]
+        asked += [source.gemm(tokens, rows, columns, dtype) for source in self._others]
         known = [estimate for estimate in asked if estimate is not None]
         return min(known, key=lambda estimate: estimate.seconds, default=None)

@@ -46,12 +46,12 @@ class Spreads(Struct, frozen=True):
 def learn(grid: Grid, points: Sequence[tuple[tuple[float, ...], float]]) -> Spreads:
     """The spreads of a grid of these points."""
     depths = len(points[0][0])
-    sample = _sample(points)
+    some = sample(points)
     between: list[float] = []
     beyond: list[float] = []
     for depth in range(depths):
         errors: list[float] = []
-        for sizes, seconds in sample:
+        for sizes, seconds in some:
             reading = grid.read(sizes, without=sizes, depth=depth)
             error = abs(log(reading.seconds / seconds))
             if reading.beyond:
@@ -62,14 +62,20 @@ def learn(grid: Grid, points: Sequence[tuple[tuple[float, ...], float]]) -> Spre
     return Spreads(tuple(between), _quantile(beyond))
 
 
-def best_tile(grids: Sequence[Grid], points: Sequence[tuple[tuple[float, ...], float]]) -> Grid:
-    """The one of some grids of the same points, differing in their tiles, that reads the points best which are taken out."""
-    sample = _sample(points)
-    return min(grids, key=lambda grid: sum(abs(log(grid.read(at, without=at).seconds / seconds)) for at, seconds in sample))
+def best_tile(grid: Grid, tiles: Sequence[int], points: Sequence[tuple[tuple[float, ...], float]]) -> Grid:
+    """The grid with the one of some tiles with which it reads those points best that are taken out."""
+    gaps = [(gap, seconds) for at, seconds in sample(points) if (gap := grid.around(at)) is not None]
+    return grid.tiled(min(tiles, key=lambda tile: sum(abs(log(gap.seconds(tile) / seconds)) for gap, seconds in gaps)))
 
 
-def _sample(points: Sequence[tuple[tuple[float, ...], float]]) -> list[tuple[tuple[float, ...], float]]:
-    return [points[i] for i in np.linspace(0, len(points) - 1, min(len(points), _SAMPLE)).astype(int)]
+def sample(points: Sequence[tuple[tuple[float, ...], float]]) -> list[tuple[tuple[float, ...], float]]:
+    """Some hundred of the points, evenly spread."""
+    return [points[i] for i in sampled(len(points))]
+
+
+def sampled(count: int) -> list[int]:
+    """Which of so many points are looked at."""
+    return [int(place) for place in np.linspace(0, count - 1, min(count, _SAMPLE))]
 
 
 def _quantile(errors: Sequence[float]) -> float:

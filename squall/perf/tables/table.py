@@ -13,8 +13,8 @@ import polars as pl
 
 from squall.perf.operators import Estimate, Provenance
 from squall.perf.tables.grid import Grid
-from squall.perf.tables.operations import Operation, Sizes
-from squall.perf.tables.spread import NOISE, Spreads, best_tile, learn
+from squall.perf.tables.operations import Array, Operation, Sizes
+from squall.perf.tables.spread import NOISE, Spreads, best_tile, learn, sampled
 from squall.perf.tables.trend import Trend, fit_trend
 
 Kind = tuple[Any, ...]
@@ -44,17 +44,31 @@ class Curve:
 
     @cached_property
     def grid(self) -> Grid:
-        grid = Grid(self.points, lambda at: self.trend.seconds(self.at(at)))
-        return best_tile([grid.tiled(tile) for tile in _TILES], self.points) if self.operation.tiled else grid
+        sizes, seconds = self._arrays
+        grid = Grid.of(sizes, seconds, self.trend.along(self._named()))
+        return best_tile(grid, _TILES, self._some) if self.operation.tiled else grid
 
     @cached_property
     def spreads(self) -> Spreads:
-        return learn(self.grid, self.points)
+        return learn(self.grid, self._some)
 
     @cached_property
     def points(self) -> list[tuple[tuple[float, ...], float]]:
-        *sizes, seconds = (self._rows[name].to_numpy().astype(float).tolist() for name in (*self.operation.sizes, "seconds"))
-        return list(zip(zip(*sizes, strict=True), seconds, strict=True))
+        sizes, seconds = self._arrays
+        return list(zip(map(tuple, sizes.tolist()), seconds.tolist(), strict=True))
+
+    @cached_property
+    def _arrays(self) -> tuple[Array, Array]:
+        """Sizes [points, sizes] and seconds [points]."""
+        columns = [self._rows[name].to_numpy().astype(float) for name in self.operation.sizes]
+        return np.stack(columns, axis=1), self._rows["seconds"].to_numpy()
+
+    @cached_property
+    def _some(self) -> list[tuple[tuple[float, ...], float]]:
+        """The points that tiles and spreads are learned from."""
+        sizes, seconds = self._arrays
+        at = sampled(len(seconds))
+        return list(zip(map(tuple, sizes[at].tolist()), seconds[at].tolist(), strict=True))
 
     def most(self, column: str) -> float:
         """The largest value of a size that was measured."""
@@ -71,8 +85,9 @@ class Curve:
             provenance = Provenance.EXTRAPOLATED
         else:
             provenance = Provenance.INTERPOLATED if reading.between else Provenance.MEASURED
-        spread = NOISE if provenance is Provenance.MEASURED else self.spreads.of(reading)
-        return Estimate(reading.seconds, provenance, spread)
+        if provenance is Provenance.MEASURED:
+            return Estimate(reading.seconds, provenance, NOISE)
+        return Estimate(reading.seconds, provenance, lambda: self.spreads.of(reading))
 
     def _named(self) -> Sizes:
         return dict(zip(self.operation.kinds, self.kind, strict=True))
@@ -113,7 +128,7 @@ class OperatorTable:
             return estimate
         asked = dict(zip(self.operation.kinds, kind, strict=True)) | dict(zip(self.operation.sizes, sizes, strict=True))
         share = curve.trend.seconds(asked) / curve.trend.seconds(curve.at(sizes))
-        return Estimate(estimate.seconds * share, Provenance.EXTRAPOLATED, estimate.spread + _ANOTHER_KIND)
+        return Estimate(estimate.seconds * share, Provenance.EXTRAPOLATED, lambda: estimate.spread + _ANOTHER_KIND)
 
 
 _ANOTHER_KIND = 0.15

@@ -4,6 +4,9 @@ Knows no file. The shape is the roofline's; what a GPU reaches of its peaks is l
 the trend, and beyond the rows it says how times go on: they grow with every size and never reach zero.
 """
 
+from collections.abc import Callable, Sequence
+from math import hypot
+
 import numpy as np
 from msgspec import Struct
 
@@ -24,7 +27,20 @@ class Trend(Struct, frozen=True):
     def seconds(self, at: Sizes) -> float:
         """At one row's kinds and sizes."""
         arithmetic, traffic = self.operation.law(at)
-        return self.fixed + float(np.hypot(arithmetic * self.per_op, traffic * self.per_byte))
+        return self.fixed + hypot(arithmetic * self.per_op, traffic * self.per_byte)
+
+    def along(self, kinds: Sizes) -> Callable[[Sequence[float]], float]:
+        """The same as a function of the sizes alone, in the order of the operation."""
+        law, names = self.operation.law, self.operation.sizes
+        fixed, per_op, per_byte = self.fixed, self.per_op, self.per_byte
+
+        def seconds(sizes: Sequence[float]) -> float:
+            at = kinds.copy()
+            at.update(zip(names, sizes, strict=True))
+            arithmetic, traffic = law(at)
+            return fixed + hypot(arithmetic * per_op, traffic * per_byte)
+
+        return seconds
 
 
 def fit_trend(operation: Operation, rows: Sizes, seconds: Array) -> Trend:
