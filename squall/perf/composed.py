@@ -117,6 +117,11 @@ class Composed:
             busy[:-1] = [max(own, sending) for own in busy[:-1]]
         return tuple(busy)
 
+    def entry(self, num_tokens: int) -> Nanos:
+        """What comes before the first layer: the step's overhead, and the embedding of so many tokens."""
+        asks = (_asks(operator, num_tokens) for operator in self._cut[0].tokens if operator.name == "embedding")
+        return round(1e9 * (self.terms.overhead_s + sum(_best(self.sources, ask)[0].seconds for ask in asks)))
+
     def _sending_for(self, tokens: int) -> Nanos:
         """How long handing on to any next stage takes."""
         send = self._cut[0].send
@@ -283,11 +288,11 @@ class StageCurves:
 
     def tokens_s(self, tokens: int) -> float:
         """See `prices.Curves`."""
-        return self._tokens.row(tokens)[0]
+        return self._tokens.first(tokens)
 
     def logits_s(self, rows: int) -> float:
         """See `prices.Curves`."""
-        return self._rows.row(rows)[0]
+        return self._rows.first(rows)
 
     def decode_s(self, batch: int) -> tuple[Sequence[int], Sequence[float]]:
         """See `prices.Curves`."""
@@ -296,6 +301,10 @@ class StageCurves:
     def prefill_s(self, chunk: int) -> tuple[Sequence[int], Sequence[float]]:
         """See `prices.Curves`."""
         return self._offsets, self._prefills.row(chunk)
+
+    def prompt_s(self, tokens: int) -> float:
+        """See `prices.Curves`."""
+        return self._prefills.first(tokens)
 
     def _tokens_at(self, size: int) -> float:
         total = 0.0
@@ -345,14 +354,30 @@ class Surface:
 
     def row(self, size: int) -> list[float]:
         """The row of any size from 1 up: on the straight line between its neighbours on the grid."""
-        while not self._sizes or self._sizes[-1] < size:
-            self._extend()
-        high = bisect_left(self._sizes, size)
-        if self._sizes[high] == size:
+        high, share = self._place(size)
+        if share == 1.0:
             return self._rows[high]
-        low = high - 1
-        share = (size - self._sizes[low]) / (self._sizes[high] - self._sizes[low])
-        return [a + share * (b - a) for a, b in zip(self._rows[low], self._rows[high], strict=True)]
+        return [a + share * (b - a) for a, b in zip(self._rows[high - 1], self._rows[high], strict=True)]
+
+    def first(self, size: int) -> float:
+        """The first of the row."""
+        high, share = self._place(size)
+        last = self._rows[high][0]
+        if share == 1.0:
+            return last
+        begin = self._rows[high - 1][0]
+        return begin + share * (last - begin)
+
+    def _place(self, size: int) -> tuple[int, float]:
+        """The row at or above a size, and how far from the one below it lies."""
+        sizes = self._sizes
+        while not sizes or sizes[-1] < size:
+            self._extend()
+        high = bisect_left(sizes, size)
+        if sizes[high] == size:
+            return high, 1.0
+        low = sizes[high - 1]
+        return high, (size - low) / (sizes[high] - low)
 
     def _extend(self) -> None:
         last = self._sizes[-1] if self._sizes else 0

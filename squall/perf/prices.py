@@ -118,6 +118,10 @@ class Curves(Protocol):
         """Attention of a prefill chunk: tokens before it, from 0 upwards, and seconds there."""
         ...
 
+    def prompt_s(self, tokens: int) -> float:
+        """Attention of a whole prompt: the first of `prefill_s`."""
+        ...
+
 
 class Ramp:
     """A price that rises with an amount, straight between knots. In steps of `stride` it rises by whole units.
@@ -173,6 +177,7 @@ class CurvePrices:
         self._beside: Beside = beside_attention(curves) if beside is None else beside
         self._decode: Callable[[int], Ramp] = cache(self._decodes)
         self._chunk: Callable[[int], Ramp] = cache(self._prefill)
+        self._prompt: Callable[[int], int] = cache(lambda tokens: units(curves.prompt_s(tokens)))
         self._recent: dict[int, _Stretch] = {}  # by the number of decodes: where their context was last
 
     def run(self, shape: BatchShape, steps: int) -> list[Progression]:
@@ -205,8 +210,7 @@ class CurvePrices:
                     climbs.append((self._decode(decodes), context))
                 return _stretches(price, climbs, steps)
             offset = chunk.offset
-            ramp = self._chunk(tokens)
-            price += ramp.at(offset) if offset else ramp.bases[0]
+            price += self._chunk(tokens).at(offset) if offset else self._prompt(tokens)
         else:
             price = self._several(decodes, chunks)
         if decodes:
@@ -226,12 +230,13 @@ class CurvePrices:
             squares += length * length
             before += length * chunk.offset
             offset = chunk.offset
-            ramp = self._chunk(length)
-            alone = ramp.at(offset) if offset else ramp.bases[0]
+            alone = self._chunk(length).at(offset) if offset else self._prompt(length)
             if alone > most:
                 most = alone
         length = max(1, (isqrt(4 * squares) + 1) // 2)
-        return self._beside(decodes, tokens, rows) + max(most, self._chunk(length).at(before // length))
+        offset = before // length
+        together = self._chunk(length).at(offset) if offset else self._prompt(length)
+        return self._beside(decodes, tokens, rows) + max(most, together)
 
     def _stretch(self, decodes: int, context: int) -> _Stretch:
         """Where the context of so many decodes is, from now on the first place to look."""

@@ -81,6 +81,7 @@ class _Amortised:
         self.tokens_s = curves.tokens_s
         self.logits_s = curves.logits_s
         self.prefill_s = curves.prefill_s
+        self.prompt_s = curves.prompt_s
         self._curves = curves
         self._speculation = speculation
         self._draft = draft

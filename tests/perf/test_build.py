@@ -99,6 +99,18 @@ def test_stages_of_a_pipeline_have_blocks_of_their_own() -> None:
     assert len(model.stages(RunSteps(0, 1, 1, 100))) == 2
 
 
+def test_models_made_of_the_same_are_one_and_others_are_not() -> None:
+    first, again, other = (
+        latency_model(ROOFLINE, resolve_model("smollm2"), GPUS[name], ReplicaSpec()) for name in ("l4", "l4", "h100-sxm")
+    )
+    assert first is again
+    assert price(first, RunSteps(0, 1, 1, 100)) > price(other, RunSteps(0, 1, 1, 100))
+    faster = replace(L4, bandwidth=2 * L4.bandwidth)
+    assert price(first, RunSteps(0, 1, 1, 100)) > price(
+        latency_model(ROOFLINE, SMOLLM, faster, ReplicaSpec()), RunSteps(0, 1, 1, 100)
+    )
+
+
 def price(model: LatencyModel, shape: RunSteps) -> int:
     return model.run(shape, 1)[0].first
 

@@ -100,6 +100,9 @@ class Bent:
         own = chunk * chunk
         return [0, 500, 1000], [1e-9 * (own + value) for value in (0, 1000, 1500)]
 
+    def prompt_s(self, tokens: int) -> float:
+        return self.prefill_s(tokens)[1][0]
+
 
 def price(decodes: int, context: int, *chunks: tuple[int, int, bool]) -> float:
     """One step in nanoseconds."""

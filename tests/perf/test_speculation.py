@@ -26,6 +26,9 @@ class Curves:
     def prefill_s(self, chunk: int) -> tuple[Sequence[int], Sequence[float]]:
         return [0, 1000], [0.0, self.scale * 1e-6]
 
+    def prompt_s(self, tokens: int) -> float:
+        return self.prefill_s(tokens)[1][0]
+
 
 def nanos(prices: CurvePrices, decodes: int, context: int, *chunks: tuple[int, int]) -> float:
     shape = RunSteps(0, 1, decodes, context, tuple(Chunk(0, offset, tokens, 0, False) for offset, tokens in chunks))
