@@ -21,6 +21,7 @@ import typer
 import squall
 from squall.errors import ConfigError, ModelError, SquallError
 from squall.search.cli import search
+from squall.twin.profiling.command import profiles
 
 if TYPE_CHECKING:
     from squall.config import Config
@@ -47,15 +48,7 @@ models = typer.Typer(help="Models that squall can fetch by itself.", no_args_is_
 app.add_typer(models, name="model")
 
 
-class _MeasureByDefault(typer.core.TyperGroup):
-    """`squall profile import ...` imports; whatever else follows `squall profile` is for measuring."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args if args[:1] == ["import"] else ["measure", *args])
-
-
-profiles = typer.Typer(cls=_MeasureByDefault, help="Measure how long steps take, or import a profile.", rich_markup_mode=None)
-app.add_typer(profiles, name="profile")
+app.add_typer(profiles(), name="profile")
 
 
 def _option(help: str, *names: str, **more: Any) -> Any:
@@ -203,65 +196,6 @@ def replay(
     for line in record.warnings:
         typer.echo(f"note: {line}")
     _end(place, f"squall report {place}", f"squall simulate {config}", f"squall compare {place} SIMULATED_RUN")
-
-
-@profiles.command("measure", hidden=True)
-def profile(
-    config: ConfigFile = None,
-    settings: Settings = None,
-    model: ModelName = None,
-    device: Device = None,
-    engines: Annotated[int | None, _option("Engines at work at once; when absent, as many as share this CPU.", min=1)] = None,
-    seconds: Annotated[float, typer.Option(help="How long to measure; loading the model comes on top.", callback=_finite)] = 45.0,
-    out: Annotated[Path | None, _option("The profile to write.", metavar="FILE")] = None,
-) -> None:
-    """Measure how long steps take on this machine. `squall profile import --help` tells of profiles made elsewhere."""
-    from squall.perf.profile import save
-    from squall.report.progress import progress
-    from squall.twin.profile import num_sharing
-    from squall.twin.profile import profile as measure
-
-    resolved = _load(config, settings, None, {"model.name": model, "serve.device": device})
-    path = out or Path(f"{Path(resolved.model.name).name}-{resolved.serve.device}.profile.json")
-    if path.exists():
-        raise ConfigError(f"{path} exists already; choose another file (--out) or remove it")
-    if not os.access(path.parent, os.W_OK):
-        raise ConfigError(f"{path}: nothing can be written into {path.parent}; choose another file (--out)")
-    count = engines or num_sharing(resolved)
-    with progress(f"measuring {count} engine(s)", seconds) as show:
-        measured = measure(resolved, count, seconds, show)
-    save(measured, path)
-    typer.echo(
-        f"{len(measured.points)} shapes of steps on {measured.machine}; the fitted curve is off by "
-        f"{100 * measured.median_error:.1f} % (median), {100 * measured.p95_error:.1f} % (95th percentile)"
-    )
-    _end(path, f"squall simulate {config or 'CONFIG'} --set latency.kind=profile --set latency.path={path}")
-
-
-@profiles.command("import")
-def profile_import(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of tables, or one of them.", show_default=False)],
-    format: Annotated[str, _option("vidur, llmservingsim or aiconfigurator")],
-    out: Annotated[Path, _option("The profile to write.", "--out", "-o", metavar="FILE")],
-    gpu: Annotated[str | None, _option("The GPU that was measured.")] = None,
-    model: Annotated[str | None, _option("The model that was measured, where the tables do not say.")] = None,
-    engine: Annotated[str, typer.Option(help="Tables of this engine only.", show_default=False)] = "",
-) -> None:
-    """Read operator times that others measured, check them, and write them as a profile."""
-    from squall.perf.catalogue import resolve_model
-    from squall.perf.hardware import resolve_gpu
-    from squall.perf.tables.choose import import_profile
-    from squall.perf.tables.profile import save
-
-    if out.exists():
-        raise ConfigError(f"{out} exists already; choose another file (--out) or remove it")
-    read = import_profile(format, path, resolve_gpu(gpu) if gpu else None, resolve_model(model) if model else None, engine)
-    save(read, out)
-    for name, rows in read.rows.items():
-        typer.echo(f"{name}: {len(rows):,} points")
-    header = read.header
-    typer.echo(f"{header.source}, {header.gpu}, {header.engine}")
-    _end(out, f"squall simulate CONFIG --set latency.kind=measured --set latency.path={out}")
 
 
 @app.command()

@@ -6,7 +6,7 @@ Knows how to ask an engine for a step of a shape and how to time it. Does not kn
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -67,9 +67,12 @@ SWEEP = (
 """The commonest shapes first: a sweep that runs out of time has measured what matters most. The last ones are for GPUs."""
 
 
-def sweep(engine: Engine, stages: Sequence[Stage] = SWEEP) -> Iterator[Point]:
-    """Measure shape by shape; stages that do not fit into the engine are left out. May be closed at any point."""
-    hands = _Hands(engine)
+def sweep(
+    engine: Engine, stages: Sequence[Stage] = SWEEP, clock: Callable[[], int] = lambda: time.perf_counter_ns()
+) -> Iterator[Point]:
+    """Measure shape by shape, by a clock of nanoseconds; stages that do not fit into the engine are left out. May be closed at
+    any point."""
+    hands = _Hands(engine, clock)
     for stage in stages:
         if stage.fits(engine):
             try:
@@ -81,8 +84,9 @@ def sweep(engine: Engine, stages: Sequence[Stage] = SWEEP) -> Iterator[Point]:
 class _Hands:
     """What moves an engine: counts runs and requests, and remembers how long the context of each request is."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, clock: Callable[[], int]) -> None:
         self._engine = engine
+        self._clock = clock
         self._run = 0
         self._request: RequestId = 0
         self._contexts: dict[RequestId, int] = {}
@@ -115,10 +119,10 @@ class _Hands:
         decodes = len(self._contexts)
         context = sum(self._contexts.values()) + decodes
         chunks = (chunk,) if chunk.num_tokens else ()
-        ends = [time.perf_counter_ns()]
-        self._engine.run(RunSteps(self._run, steps, decodes, context, chunks), lambda _: ends.append(time.perf_counter_ns()))
+        ends = [self._clock()]
+        self._engine.run(RunSteps(self._run, steps, decodes, context, chunks), lambda _: ends.append(self._clock()))
         if steps == 1:  # a piece of a prompt yields no token, so nothing was emitted
-            ends[1:] = [time.perf_counter_ns()]
+            ends[1:] = [self._clock()]
         for request in self._contexts:
             self._contexts[request] += steps
         took = median(after - before for before, after in pairwise(ends)) / SECOND
