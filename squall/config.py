@@ -169,6 +169,7 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
 
     seed: NotNegative = 0
     out: str | None = None
+    duration_s: Seconds | None = None  # a simulation ends then, at the latest
     detail: bool = False
     steps: bool = False
     trace: bool = False

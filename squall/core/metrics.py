@@ -117,6 +117,7 @@ class RunRecord(Struct):
     Attributes:
         world: "simulated", "emulated" or "real".
         ended_at: the last instant of the run (makespan).
+        num_absent: requests of the workload that had not arrived when the run was ended; none of `requests`.
         gpu_nanos: accelerator time held, over all replicas.
         latency_source: where step times came from ("roofline", "profile", "measured by the client", ...).
         wall_s: how long the run took on the wall clock.
@@ -135,3 +136,4 @@ class RunRecord(Struct):
     latency_source: str = ""
     wall_s: float = 0.0
     observed: Observed | None = None
+    num_absent: int = 0

@@ -70,6 +70,7 @@ class Summary(Struct, frozen=True):
     slo_quantiles: tuple[Quantile, ...] = ()
     energy_j: float | None = None
     detail: Detail | None = None
+    absent: int = 0
 
 
 class Lives(Struct, frozen=True):
@@ -211,6 +212,7 @@ def summarise(
         slo_quantiles=promised,
         energy_j=energy_j,
         detail=seen,
+        absent=record.num_absent,
     )
 
 

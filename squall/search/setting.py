@@ -100,6 +100,8 @@ class Workshop:
         """
         search = self.search
         config = from_tree("configuration", job.tree)
+        if config.run.duration_s is not None:
+            raise ConfigError("run.duration_s ends simulations; a search lets every sample come to its end: leave it out")
         gpu = self._gpu(config.cluster.gpu)
         per_replica = gpus_per_replica(config)
         least, most = (per_replica * count for count in fleet_size(config))

@@ -26,7 +26,7 @@ from squall.core.actions import (
 )  # fmt: skip
 from squall.core.events import AnyEvent, Cancelled, Submitted, Woke
 from squall.core.machine import Machine
-from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, ReplicaId
+from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, ReplicaId, RunId
 from squall.sim.loading import Loader
 from squall.sim.pipeline import PipelinedEngine
 from squall.sim.slowed import Slowed
@@ -58,6 +58,7 @@ class Driver:
         now: the virtual clock.
         num_events: events delivered.
         scale_ups, scale_downs: replicas added and removed by decisions.
+        cut_off: told of every run that the end cuts off: replica, run, steps that are done, and when the last one was.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Driver:
         self.now: Nanos = 0
         self.num_events = 0
         self.scale_ups = self.scale_downs = 0
+        self.cut_off: Callable[[ReplicaId, RunId, int, Nanos], None] | None = None
         self._machines = dict(machines)
         self._world = world
         self._loader = loader
@@ -99,29 +101,50 @@ class Driver:
         """Time for which replicas were held, over all of them, until now."""
         return self._loader.replica_nanos(self.now)
 
-    def run(self, offered: Iterable[tuple[Nanos, AnyEvent]] = ()) -> None:
-        """Deliver the router's `offered` events, ascending in time, and everything that follows from them."""
+    def run(self, offered: Iterable[tuple[Nanos, AnyEvent]] = (), until: Nanos = FOREVER) -> None:
+        """Deliver the router's `offered` events, ascending in time, and everything that follows from them.
+
+        At `until` all ends: steps that end at that very instant count, and what arrives at it does not come any more.
+        """
         for id, machine in self._machines.items():
             if machine.wake_at is not None:
                 self._set_wake(id, machine.wake_at)
         self._loader.begin()
         self._follow((self.now, WAKE + 1))  # who wants to be woken at 0 comes before the first arrival
         for at, event in offered:
+            if at >= until:
+                break
             self._follow((at, ARRIVAL))
             self.now = at
             if type(event) is Cancelled:
                 self._world.cancel(event.request, at)
             self._messages.append((ROUTER, event))
-        self._follow((FOREVER, ARRIVAL))
+        else:
+            self._follow((until, ARRIVAL), last=True)
+            if until == FOREVER or self._is_over():
+                return
+        self._follow((until, ARRIVAL))
+        self._stop(until)
 
-    def _follow(self, until: tuple[Nanos, int]) -> None:
-        """Deliver all that is due and what follows from it, up to an instant and a priority in it."""
+    def _stop(self, now: Nanos) -> None:
+        """The steps that engines have done by now count, and nothing else will happen."""
+        self.now = now
+        for id, engine in self._engines.items():
+            cut_off = engine.lose(now)
+            if cut_off is not None and self.cut_off is not None:
+                self.cut_off(id, *cut_off)
+        self._world.stop(now)
+
+    def _follow(self, until: tuple[Nanos, int], last: bool = False) -> None:
+        """Deliver all that is due and what follows from it, up to an instant and a priority in it.
+
+        With `last` nothing else will be offered, and no more is delivered than is needed to end.
+        """
         heap, messages, machines, engines, enders, wakes, log, released, left = (
             self._heap, self._messages, self._machines, self._engines, self._enders, self._wakes, self._log,
             self._world.released, self._world.left,
         )  # fmt: skip
         now = self.now
-        last = until[0] == FOREVER
         event: AnyEvent | None
         while True:
             if messages and not (heap and heap[0][0] == now and heap[0][1] == END):

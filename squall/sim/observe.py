@@ -156,6 +156,10 @@ class Observer:
             growths.extend(machine.growth(run.run))
         self._running[replica, run.run] = Running(now, run, machine.num_used_blocks, growth)
 
+    def cut_off(self, replica: ReplicaId, run: RunId, steps: int, at: Nanos) -> None:
+        """The simulation ends in this run; see `Driver.cut_off`."""
+        self._end(replica, StepsDone(run, steps), at)
+
     def _group(self, replica: ReplicaId, group: int) -> Decoded:
         found = self._groups.get((replica, group))
         if found is None:

@@ -16,7 +16,7 @@ from squall.core.machine import Machine
 from squall.core.metrics import RunRecord
 from squall.core.pipeline import replica_of
 from squall.core.router import Router
-from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, ReplicaId, RequestId
+from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, ReplicaId, RequestId, RunId
 from squall.perf.latency import LatencyModel
 from squall.sim.driver import Driver, EventLog
 from squall.sim.ground import Ground, bare_ground
@@ -35,7 +35,9 @@ def simulate(
     delays: Delays | None = None,
     ground: Ground | None = None,
     max_steps: int = FOREVER,
+    until: Nanos = FOREVER,
     log: EventLog | None = None,
+    cut_off: Callable[[ReplicaId, RunId, int, Nanos], None] | None = None,
     created: Callable[[Nanos, MachineId, Machine], None] | None = None,
     watch: Callable[[World], EventLog] | None = None,
 ) -> RunRecord:
@@ -51,7 +53,9 @@ def simulate(
             the simulation begins is up at 0.
         ground: what the fleet stands on; None is a cluster of which only its size is known, where weights are just there.
         max_steps: the longest run of steps; 1 is the oracle to which any other must be equal.
+        until: when the simulation ends, whatever is left to happen; who arrives then or later is left out of the record.
         log: called after every event.
+        cut_off: as `Driver.cut_off`.
         created: called with every machine, before its first event.
         watch: given the world before anything happens; what it returns takes the place of `log`, and may end the simulation by
             raising an exception of its own, which comes out of here.
@@ -87,10 +91,12 @@ def simulate(
     driver = Driver(machines, world, loader, log, config.replica.pp, make)
     if faults is not None:
         faults.set_speed = driver.set_speed
-    driver.run(_offered(world, requests, cancellations))
+    driver.cut_off = cut_off
+    driver.run(_offered(world, requests, cancellations), until)
     record = world.record(driver.now)
     record.num_events = driver.num_events
     record.num_steps = driver.num_steps
+    record.num_absent = world.num_absent
     record.scale_ups, record.scale_downs = driver.scale_ups, driver.scale_downs
     record.gpu_nanos = driver.replica_nanos * config.replica.tp * config.replica.pp
     record.wall_s = time.perf_counter() - began

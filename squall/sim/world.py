@@ -43,6 +43,7 @@ class World:
             self.outputs[request.id] = request.num_output_tokens
             if request.after >= 0:
                 self.followers.setdefault(request.after, []).append(request)
+        self.num_absent = 0  # who had not arrived when the run was ended
         self.left: dict[RequestId, int] = {}  # tokens that a preempted request still has to generate
         self.last_token_at: dict[RequestId, Nanos] = {}  # of preempted requests
 
@@ -99,6 +100,16 @@ class World:
             return self.outputs[request] - 1
         self.gaps.extend((1, 1, (now - self.last_token_at.pop(request)) * UNITS_PER_NANO, 0))
         return self.left.pop(request) - 1
+
+    def stop(self, now: Nanos) -> None:
+        """The run ends before all is done: what everybody has generated is their output; who has not arrived stays out of it."""
+        for request, left in self.left.items():
+            self.rows[request].num_output_tokens = self.outputs[request] - left
+        absent = [offered.id for waiting in self.followers.values() for offered in waiting]
+        absent += [row.id for row in self.rows.values() if row.arrived_at >= now]
+        for request in dict.fromkeys(absent):
+            del self.rows[request]
+            self.num_absent += 1
 
     def record(self, now: Nanos) -> RunRecord:
         gaps = Gaps(*(self.gaps[i::4] for i in range(4)))
@@ -331,11 +342,13 @@ class Engine:
         """As `cut`, of whatever runs."""
         return None if self._run is None else self.cut(self._run.run, now)
 
-    def lose(self, now: Nanos) -> None:
+    def lose(self, now: Nanos) -> tuple[RunId, int, Nanos] | None:
         """The replica dies. Steps done by now count, but for the last of a run, of whose end nobody will hear.
 
-        Everybody who decoded keeps the tokens that they brought, and goes on elsewhere.
+        Everybody who decoded keeps the tokens that they brought, and goes on elsewhere. Returns the run that was cut off, where
+        steps of it count: how many, and when the last of them ended.
         """
+        cut_off = None
         if self._ends_at != UNSET and self._run is not None and self._steps > 1:
             kept: list[Progression] = []
             at, left = self._started_at, self._steps - 1
@@ -351,8 +364,10 @@ class Engine:
             if kept:
                 self._prices, self._steps, self._ends_at = kept, sum(price.count for price in kept), at
                 self.end(at)
+                cut_off = self._run.run, self._steps, at
         world = self._world
         for group in self._groups.values():
             for request in list(group.last_step):
                 if (found := group.leave(request)) is not None:
                     world.left[request], world.last_token_at[request] = found
+        return cut_off

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from squall.config import Config
 from squall.core.types import SECOND
+from squall.errors import ConfigError
 from squall.live.replay import ReplayRecord
 from squall.live.replay import replay as send
 from squall.report.progress import progress
@@ -32,6 +33,8 @@ def drive(
     Raises:
         ConfigError: there is no workload, or nobody answers at the endpoint.
     """
+    if config.run.duration_s is not None:
+        raise ConfigError("run.duration_s ends simulations; a replay ends with its workload: say workload.duration_s")
     requests = offered(config)
     serve = config.serve
     ours = url is None

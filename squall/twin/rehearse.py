@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from squall.config import Config
 from squall.core.metrics import RunRecord
+from squall.core.types import FOREVER, SECOND
 from squall.errors import ConfigError
 from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import resolve_gpu
@@ -45,7 +46,11 @@ def rehearse(config: Config, watchers: Sequence[Watcher] = (), progress: Simulat
     if progress is not None:
         progress.phase("simulating", len(requests))
     log, created = watched([watcher for watcher in (*watchers, observer, progress) if watcher is not None])
-    record = simulate(config, requests, latency, blocks, ground=stands_on, log=log, created=created)
+    until = FOREVER if config.run.duration_s is None else round(config.run.duration_s * SECOND)
+    cut_off = None if observer is None else observer.cut_off
+    record = simulate(
+        config, requests, latency, blocks, ground=stands_on, until=until, log=log, cut_off=cut_off, created=created
+    )  # fmt: skip
     record.observed = observer.observed if observer is not None else None
     return record
 
