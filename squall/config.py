@@ -18,11 +18,11 @@ import tomli_w
 from msgspec import Meta, Struct, field
 
 from squall.errors import ConfigError
-from squall.fleet_tables import Capacities, Fault, Fleet, Hazards, Startup, fleet_mistake
+from squall.fleet_tables import Capacities, Fault, Fleet, Handoff, Hazards, Startup, fleet_mistake
 from squall.mistakes import explain, kind_of, shown
 from squall.policies.batching import Batching, Vllm
 from squall.policies.load import Disk, Load
-from squall.policies.route import LeastLoaded, Route
+from squall.policies.route import LeastLoaded, LeastPromised, Route
 from squall.policies.scale import Fixed, Scale
 from squall.workload.spec import Workload
 
@@ -156,6 +156,8 @@ class Serve(Struct, frozen=True, forbid_unknown_fields=True):
     cors_origins: tuple[str, ...] = ()  # web pages that may call the endpoint from a browser; "*" is all of them
     drain_timeout_s: Seconds = 30.0
     time_dilation: Seconds = 1.0
+    reading: Literal["buffered", "direct", "mapped"] = "buffered"  # of checkpoints: through the page cache, past it, as memory
+    link_gbps: Rate | None = None  # all that a worker sends, as if its link were no faster; cluster.nic_gbps when None
     vllm_metrics: bool = True
     event_log: bool = True
 
@@ -187,6 +189,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     fleet: Fleet = field(default_factory=Fleet)
     batching: Batching = field(default_factory=Vllm)
     route: Route = field(default_factory=LeastLoaded)
+    decode_route: Route = field(default_factory=LeastPromised)  # of hand-offs, in a disaggregated fleet
+    handoff: Handoff = field(default_factory=Handoff)
     queue: Queue = field(default_factory=Queue)
     scale: Scale = field(default_factory=Fixed)
     load: Load = field(default_factory=Disk)
@@ -204,7 +208,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
 SEARCH = "search"
 """The table that `squall search` reads by itself; no other command looks at it."""
 
-POLICY_TABLES = ("batching", "route", "scale", "load")
+POLICY_TABLES = ("batching", "route", "decode_route", "scale", "load")
 """Tables whose `kind` may also be "package.module:Class", a policy of the user's own. Without one they mean the default kind."""
 
 DEFAULTS: Final = Config()

@@ -5,7 +5,7 @@ from typing import Protocol, Self
 
 from msgspec import Struct
 
-from squall.core.types import Nanos
+from squall.core.types import Nanos, Role
 from squall.live.engine.interface import Sampling, TokenOut
 from squall.live.engine.tokenizer import Tokenizer
 
@@ -29,7 +29,11 @@ class TokenStream(Protocol):
 
 
 class ReplicaStats(Struct, frozen=True):
-    """One replica's state, for metrics. `phase` as in core/lifecycle.py; the rest is 0 until it is known."""
+    """One replica's state, for metrics. `phase` and `role` as in core; the rest is 0 until it is known.
+
+    Attributes:
+        num_layers: layers whose weights are there.
+    """
 
     replica: int
     phase: str
@@ -37,6 +41,27 @@ class ReplicaStats(Struct, frozen=True):
     num_waiting: int
     num_blocks: int
     num_used_blocks: int
+    role: str = "both"
+    num_layers: int = 0
+
+
+class LoadStats(Struct, frozen=True):
+    """Loads of weights of one kind (`Transfer.kind`) that ended well, since the start."""
+
+    kind: str
+    count: int
+    seconds: float
+    num_bytes: int
+    num_repaired: int
+
+
+class ScaleStats(Struct, frozen=True):
+    """How often a role's target went up or down since the start, and where it is."""
+
+    role: str
+    target: int
+    num_up: int
+    num_down: int
 
 
 class FrontendStats(Struct, frozen=True):
@@ -47,6 +72,53 @@ class FrontendStats(Struct, frozen=True):
     num_preemptions: int
     num_prefix_cache_queries: int  # prompt tokens looked up
     num_prefix_cache_hits: int  # of these, tokens found
+    loads: tuple[LoadStats, ...] = ()
+    scales: tuple[ScaleStats, ...] = ()
+    num_failed_loads: int = 0
+
+
+class RoleStatus(Struct, frozen=True):
+    """What is wanted of a role, and what there is. `manual`: somebody said so many, whatever the policy says."""
+
+    role: str
+    minimum: int
+    maximum: int
+    target: int
+    manual: int | None
+    ready: int
+    coming: int
+    draining: int
+    idle: int
+
+
+class ReplicaStatus(Struct, frozen=True):
+    """One replica. `source`, `load`: where its weights come from and how, while it is there; `layers` of them have arrived."""
+
+    replica: int
+    role: str
+    phase: str
+    layers: int
+    load: str | None
+    source: str | None
+    requests: int
+
+
+class Decision(Struct, frozen=True):
+    """A target that changed. `at` is Unix time, `why` the policy's line."""
+
+    at: float
+    role: str
+    before: int
+    after: int
+    why: str
+
+
+class FleetStatus(Struct, frozen=True):
+    """The fleet, for people and their tools. The latest decisions, oldest first."""
+
+    roles: tuple[RoleStatus, ...]
+    replicas: tuple[ReplicaStatus, ...]
+    decisions: tuple[Decision, ...]
 
 
 class Frontend(Protocol):
@@ -78,3 +150,12 @@ class Frontend(Protocol):
         ...
 
     def stats(self) -> FrontendStats: ...
+
+    def fleet(self) -> FleetStatus: ...
+
+    def want(self, role: Role, count: int | None) -> None:
+        """So many replicas of a role from now on, whatever the policy says, within the fleet's bounds; None: as the policy says.
+
+        Raises ConfigError for a role that the fleet does not have.
+        """
+        ...

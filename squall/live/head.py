@@ -32,7 +32,7 @@ from squall.core.events import (
 from squall.core.fleet_plan import FleetPlan
 from squall.core.lifecycle import Phase
 from squall.core.router import Router
-from squall.core.types import CONTROLLER, ROUTER, MachineId, ReplicaId, Request, RequestId, Role
+from squall.core.types import CONTROLLER, ROUTER, MachineId, Nanos, ReplicaId, Request, RequestId, Role
 from squall.deployment import plain_plan
 from squall.errors import ConfigError, Rejected, ReplicaFailed, SquallError
 from squall.eventlog import EventLog
@@ -40,10 +40,11 @@ from squall.live.driver import Driver, Priority
 from squall.live.engine.hashing import block_hashes
 from squall.live.engine.interface import Sampling, TokenOut
 from squall.live.engine.tokenizer import Tokenizer
-from squall.live.frontend import FrontendStats, ReplicaStats
+from squall.live.fleet_book import FleetBook
+from squall.live.frontend import FleetStatus, FrontendStats, ReplicaStats
 from squall.live.launch import Launcher
 from squall.live.rpc.client import SILENCE_S, ReplicaClient
-from squall.live.rpc.convert import ReplicaLoad
+from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.stream import Stream
 
 GOODBYE_S = 2.0
@@ -94,8 +95,10 @@ class Head:
         plan = plan or plain_plan(config)
         queue = config.queue
         self._router = Router(config.route, queue.max_requests, queue.max_tokens, queue.max_retries, plan.is_elastic)
-        self._controller = Controller(plan, config.scale)
+        self._controller = Controller(plan, config.scale, config.load)
         self._controller.traffic = self._router
+        self._book = FleetBook(self._controller)
+        self._began_at: Nanos | None = None
         self._driver = Driver(
             {ROUTER: self._router, CONTROLLER: self._controller}, self._perform, log.record if log else None, after=self._look
         )
@@ -130,7 +133,9 @@ class Head:
         return self._driver.failed
 
     def want(self, role: Role, count: int | None) -> None:
-        """So many replicas of a role, whatever the policy says, within the fleet's bounds; None gives it back to the policy."""
+        if role not in self._controller.states:
+            known = ", ".join(known.value for known in self._controller.states)
+            raise ConfigError(f"the fleet has no role {role.value!r}; it has {known}")
         self._driver.post(CONTROLLER, ScaleWanted(role, count), Priority.ARRIVAL)
 
     async def drain(self, timeout_s: float) -> None:
@@ -193,6 +198,8 @@ class Head:
                     num_waiting=loads.get(replica, NO_LOAD).num_waiting,
                     num_blocks=loads.get(replica, NO_LOAD).num_blocks,
                     num_used_blocks=loads.get(replica, NO_LOAD).num_used_blocks,
+                    role=member.role.value,
+                    num_layers=self._book.num_layers(member),
                 )
                 for replica, member in sorted(self._controller.fleet.items())
             ),
@@ -200,7 +207,13 @@ class Head:
             num_preemptions=self._num_preemptions,
             num_prefix_cache_queries=self._past_queries + sum(load.num_prefix_cache_queries for load in loads.values()),
             num_prefix_cache_hits=self._past_hits + sum(load.num_prefix_cache_hits for load in loads.values()),
+            loads=self._book.loads(),
+            scales=self._book.scales(),
+            num_failed_loads=self._book.num_failed_loads,
         )
+
+    def fleet(self) -> FleetStatus:
+        return self._book.status()
 
     # -- actions
 
@@ -213,12 +226,17 @@ class Head:
             case Reply():
                 self._reject(action)
             case StartReplica(replica):
-                self._tasks[replica] = asyncio.create_task(self._live(replica))
-            case LoadWeights(replica) | WarmReplica(replica):
+                self._began_at = self._began_at or self._driver.now
+                self._tasks[replica] = asyncio.create_task(self._live(replica, settled=self._began_at == self._driver.now))
+            case LoadWeights():
+                self._book.hold(action)
+                self._release_loads()
+            case WarmReplica(replica):
                 self._send(replica, action)
             case StopReplica(replica):
                 self._stop(replica)
             case Decided(role, before, after, why):
+                self._book.decided(action)
                 self._say(f"{role.value}: {before} -> {after} replicas: {why}")
             case _:
                 raise TypeError(f"the head cannot perform {type(action).__name__}")
@@ -255,12 +273,18 @@ class Head:
 
     # -- the life of a replica's process and session
 
-    async def _live(self, replica: ReplicaId) -> None:
-        """From its start to its loss."""
+    def _release_loads(self) -> None:
+        """Give the orders for weights whose givers can be reached by now."""
+        for action, peers in self._book.released(self._tasks.keys() - self._stopping):
+            if client := self._clients.get(action.replica):
+                client.send(action, peers=peers)
+
+    async def _live(self, replica: ReplicaId, *, settled: bool) -> None:
+        """From its start to its loss. A settled one was there when the fleet began."""
         address = None
         try:
             address = await self._launcher.start(replica)
-            client = self._clients[replica] = ReplicaClient(replica, self, self._silence_s)
+            client = self._clients[replica] = ReplicaClient(replica, self, self._silence_s, settled=settled)
             why = await client.run(address)
         except SquallError as error:
             why = str(error)
@@ -294,6 +318,7 @@ class Head:
     def _forget(self, replica: ReplicaId) -> None:
         """Hear nothing of it any more."""
         self._clients.pop(replica, None)
+        self._book.gone(replica)
         if load := self._loads.pop(replica, None):
             self._past_queries += load.num_prefix_cache_queries
             self._past_hits += load.num_prefix_cache_hits
@@ -301,6 +326,7 @@ class Head:
     def _over(self, replica: ReplicaId, event: ReplicaLost | ReplicaStopped) -> None:
         self._tasks.pop(replica, None)
         self._driver.post(CONTROLLER, event, Priority.END)
+        self._release_loads()
 
     def _cannot_serve(self, why: str) -> None:
         """Before anything ran, what is wrong is the user's to put right."""
@@ -319,6 +345,7 @@ class Head:
                     if stream := self._streams.pop(request, None):
                         stream.fail(ReplicaFailed(f"replica {client.replica} ended the request without a last token"))
             case LoadFailed(_, reason):
+                self._book.num_failed_loads += 1
                 self._say(f"replica {client.replica} cannot load the model: {reason}")
                 self._cannot_serve(reason)
             case ReplicaLost(_, reason):
@@ -346,6 +373,15 @@ class Head:
             stream = self._streams.get(request)
             if stream is not None and stream.begun_at is None:
                 stream.begun_at = now
+
+    def reachable(self, client: ReplicaClient, peer: Peer) -> None:
+        if self._clients.get(client.replica) is client:
+            self._book.reachable(peer)
+            self._release_loads()
+
+    def moved(self, client: ReplicaClient, moved: WeightsMoved) -> None:
+        if self._clients.get(client.replica) is client:
+            self._book.moved(moved)
 
     def load(self, client: ReplicaClient, load: ReplicaLoad) -> None:
         if self._clients.get(client.replica) is client:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -62,7 +63,7 @@ class Launcher(Protocol):
 
 
 class LocalLauncher:
-    """Workers as processes of this machine.
+    """Workers as processes of this machine. All of them are given the same secret, on their standard input.
 
     Args:
         config: the resolved configuration file that workers read.
@@ -76,6 +77,7 @@ class LocalLauncher:
         self._logs = logs
         self._groups = [tuple(group) for group in groups]
         self._extra = tuple(extra)
+        self._token = secrets.token_hex(32)
         self._workers: dict[tuple[ReplicaId, ...], _Worker] = {}
         self._wanted: set[ReplicaId] = set()
 
@@ -148,6 +150,10 @@ class LocalLauncher:
                 env={"GRPC_VERBOSITY": "ERROR", **os.environ},
                 start_new_session=True,  # a Ctrl-C in the terminal is for the head, which drains
             )
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it has ended already, and its greeting will say so
+            process.stdin.write(f"{self._token}\n".encode())
+            process.stdin.flush()
         return _Worker(process, log)
 
 

@@ -17,8 +17,6 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
 from squall import config as configuration
 from squall.config import Config
 from squall.core.fleet_plan import FleetPlan
@@ -27,7 +25,9 @@ from squall.errors import ConfigError, ModelError, SquallError
 from squall.eventlog import open_log, write_merged
 from squall.live.launch import LocalLauncher
 from squall.live.loop import run
+from squall.live.plan import served_plan
 from squall.live.served import ServedModel, served_model
+from squall.live.transport.segment import HostCopies
 
 if TYPE_CHECKING:
     import uvicorn
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 
 BACKLOG = 2048
+SWEEP_EVERY_S = 10.0
 LAST_BYTES_S = 5
 """How long connections may take to send what they have, once all requests are done."""
 
@@ -64,6 +65,7 @@ def serve(config: Config, directory: Path, say: Say) -> None:
             run(_serve(config, model, plan, launcher, listener, logs, say, began))
         finally:
             launcher.kill_all()
+            HostCopies().sweep(unused=True)
             if config.serve.event_log:
                 _merge_logs(logs, directory / "events.jsonl.zst", say)
 
@@ -123,15 +125,10 @@ def _launcher(config: Config, directory: Path, logs: Path) -> LocalLauncher:
 
 
 def _plan(config: Config, model: ServedModel) -> FleetPlan:
-    """What the fleet stands on. Of an emulated one its capacity is known, too, in the emulation's time."""
+    """What the fleet stands on."""
     if config.fleet.mode != "colocated":
         raise ConfigError('fleet.mode = "disaggregated" cannot be served yet; use "colocated" with fleet.replicas')
-    plan = plain_plan(config)
-    if config.serve.engine != "emulated" or not plan.is_elastic:
-        return plan
-    from squall.live.engine.build import emulated_capacity
-
-    return replace(plan, capacity=emulated_capacity(config, model))
+    return served_plan(config, model)
 
 
 async def _serve(
@@ -164,6 +161,7 @@ async def _serve(
     )
     server = _server(settings)
     head.start()
+    sweeping = asyncio.create_task(_sweep())
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         with _signals() as (drain, stop):
@@ -172,12 +170,21 @@ async def _serve(
             if head.failed:
                 raise RuntimeError("a bug stopped the head; its traceback is above")
     finally:
+        sweeping.cancel()
         server.should_exit = True
         server.force_exit = stop.is_set()
         await head.close()
         await serving
         if log is not None:
             log.close()
+
+
+async def _sweep() -> None:
+    """Copies of weights in this machine's memory whose time is over, whoever left them."""
+    copies = HostCopies()
+    while True:
+        await asyncio.to_thread(copies.sweep)
+        await asyncio.sleep(SWEEP_EVERY_S)
 
 
 async def _until_stopped(

@@ -7,6 +7,7 @@ comes back finds them loaded.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import sys
 import threading
@@ -18,6 +19,7 @@ from typing import TypeVar
 from squall.core.actions import AnyAction, Cut, Forget, LoadWeights, Preempt, RunSteps, Send, StopReplica, WarmReplica
 from squall.core.events import (
     AnyEvent,
+    LayerArrived,
     LoadFailed,
     ReplicaLost,
     ReplicaStarted,
@@ -34,8 +36,9 @@ from squall.errors import SquallError
 from squall.eventlog import EventLog
 from squall.live.driver import Driver, Priority
 from squall.live.engine.interface import Engine, Job, RunEnded, TokenOut
+from squall.live.loading import Loads, Order, Way, Whole
 from squall.live.rpc import convert
-from squall.live.rpc.convert import ReplicaLoad
+from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.rpc.generated import squall_pb2 as pb
 
 LOAD_EVERY_S = 0.5
@@ -82,13 +85,16 @@ class Host:
         engine: loaded when a head asks for it, once.
         policy: plans its steps.
         log: of events and actions; None writes none.
+        way: how its weights come; as the engine brings them itself when None.
 
     Attributes:
         session: the one that is open; None while no head wants it.
         failed: what the engine raised, after which it cannot be trusted any more.
     """
 
-    def __init__(self, replica: ReplicaId, engine: Engine, policy: BatchingPolicy, log: EventLog | None) -> None:
+    def __init__(
+        self, replica: ReplicaId, engine: Engine, policy: BatchingPolicy, log: EventLog | None, way: Way | None = None
+    ) -> None:
         self.replica = replica
         self.engine = engine
         self.policy = policy
@@ -96,7 +102,13 @@ class Host:
         self.thread = EngineThread(f"engine-{replica}")
         self.session: Session | None = None
         self.failed: BaseException | None = None
-        self.loaded = False
+        self.way: Way = Whole(lambda: self.engine.load()) if way is None else way
+        self.loads = Loads(self.way)
+
+    def close(self) -> None:
+        """Its weights are not wanted any more, here or elsewhere."""
+        self.loads.stop()
+        self.way.close()
 
 
 class Session:
@@ -105,16 +117,20 @@ class Session:
     Args:
         host: where the replica lives; its `session` is this one until `close`.
         put: sends a message to the head.
+        settled: see `Open` in squall.proto.
 
     Attributes:
         over: the head has asked the replica to stop, or the engine has failed.
     """
 
-    def __init__(self, host: Host, put: Callable[[pb.FromReplica], None]) -> None:
+    def __init__(self, host: Host, put: Callable[[pb.FromReplica], None], *, settled: bool = False) -> None:
         self.over = asyncio.Event()
         self._host = host
         self._engine = host.engine
         self._put = put
+        self._settled = settled
+        self._num_layers = 0  # that the head knows of
+        self._load_over = False  # its weights are here, or will not come
         self._loop = asyncio.get_running_loop()
         self._driver: Driver | None = None
         self._machine: Replica | None = None
@@ -131,15 +147,18 @@ class Session:
 
     def open(self) -> None:
         self._host.session = self
+        if self._host.way.addresses:
+            self._put(pb.FromReplica(peer=convert.to_message(Peer(self._host.replica, self._host.way.addresses))))
         self._tell(CONTROLLER, ReplicaStarted(self._host.replica))
         self._beat()
 
     def close(self) -> None:
-        """The head is gone: end the run, free everything, keep the weights. Idempotent."""
+        """The head is gone: end the run, free everything, keep the weights (what there is of them). Idempotent."""
         if self._closed:
             return
         self._closed = True
         self._host.session = None
+        self._host.loads.stop()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         if self._driver is not None:
@@ -153,8 +172,9 @@ class Session:
             self._deliver(convert.event_from_message(message.event), message)
             return
         match convert.action_from_message(message.action):
-            case LoadWeights():
-                self._in_engine(self._load, self._loaded, self._load_failed)
+            case LoadWeights(replica, transfer):
+                peers = [convert.from_message(peer, Peer) for peer in message.peers]
+                self._load(Order(replica, transfer, {peer.replica: peer.addresses for peer in peers}, self._settled))
             case WarmReplica():
                 self._in_engine(self._engine.warm, lambda _: self._tell(CONTROLLER, Warmed(self._host.replica)), self._fail)
             case StopReplica():
@@ -207,21 +227,35 @@ class Session:
             self._waiting.difference_update(begun)
             self._put(pb.FromReplica(begun=pb.Begun(requests=begun)))
 
-    def _load(self) -> None:
-        if not self._host.loaded:
-            self._engine.load()
-            self._host.loaded = True
+    # -- weights
 
-    def _loaded(self, _: object) -> None:
+    def _load(self, order: Order) -> None:
+        """Again while they are on their way: go on as this order says. One that crossed with their end is void."""
+        if not self._load_over:
+            asked = _Asked(self)
+            self._in_engine(self._host.way.prepare, lambda _: self._host.loads.order(order, asked), self._load_failed)
+
+    def _layers_arrived(self, count: int) -> None:
+        """A replica's layers are told of once each, in order, however often its load was begun anew."""
+        for layer in range(self._num_layers, count):
+            self._tell(CONTROLLER, LayerArrived(self._host.replica, layer))
+        self._num_layers = max(self._num_layers, count)
+
+    def _loaded(self, moved: WeightsMoved) -> None:
+        self._load_over = True
         engine, replica = self._engine, self._host.replica
         self._machine = Replica(replica, self._host.policy, engine.num_blocks, engine.block_size)
         log = self._host.log
         self._driver = Driver({replica: self._machine}, self._perform, log.record if log is not None else None)
         if log is not None:
             log.created(time.monotonic_ns(), replica, self._machine)
+        self._put(pb.FromReplica(moved=convert.to_message(moved)))
         self._tell(CONTROLLER, WeightsLoaded(replica, engine.num_blocks, engine.block_size))
 
     def _load_failed(self, error: BaseException) -> None:
+        if self._load_over:
+            return
+        self._load_over = True
         if not isinstance(error, SquallError):
             traceback.print_exception(error, file=sys.stderr)
         self._tell(CONTROLLER, LoadFailed(self._host.replica, _one_line(error)))
@@ -263,7 +297,8 @@ class Session:
 
     def _on_loop(self, call: Callable[[T], None], argument: T) -> None:
         if not self._closed:
-            self._loop.call_soon_threadsafe(lambda: None if self._closed else call(argument))
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(lambda: None if self._closed else call(argument))
 
     # -- heartbeat
 
@@ -285,6 +320,22 @@ class Session:
             num_prefix_cache_queries=machine.num_prefix_queries,
             num_prefix_cache_hits=machine.num_prefix_hits,
         )
+
+
+class _Asked:
+    """A session that waits for weights; see `Told`. Brings what a load's threads say to the session's loop, in order."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def arrived(self, num_layers: int) -> None:
+        self._session._on_loop(self._session._layers_arrived, num_layers)
+
+    def loaded(self, moved: WeightsMoved) -> None:
+        self._session._on_loop(self._session._loaded, moved)
+
+    def load_failed(self, error: Exception) -> None:
+        self._session._on_loop(self._session._load_failed, error)
 
 
 def _one_line(error: BaseException) -> str:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -31,12 +32,13 @@ from squall.config import Config
 from squall.core.types import ReplicaId
 from squall.errors import ConfigError, SquallError
 from squall.eventlog import open_log
-from squall.live.engine.build import engine_maker
+from squall.live.hosts import host_maker
 from squall.live.loop import run
 from squall.live.rpc.generated import squall_pb2 as pb
 from squall.live.rpc.service import OPTIONS, SERVICE, handler
 from squall.live.served import served_model
 from squall.live.session import Host, Session
+from squall.live.transport.segment import HostCopies
 
 GRACE_S = 60.0
 """How long a worker waits for a head that went away, or never came."""
@@ -54,9 +56,13 @@ class Worker:
         hosts: the replicas that live here.
         drain_timeout_s: how long running requests may take to finish once the end is wanted.
         grace_s: how long to wait without any session.
+
+    Attributes:
+        orphaned: the process that started us is gone.
     """
 
     def __init__(self, hosts: Sequence[Host], drain_timeout_s: float, grace_s: float) -> None:
+        self.orphaned = False
         self._hosts = {host.replica: host for host in hosts}
         self._drain_timeout_s = drain_timeout_s
         self._grace_s = grace_s
@@ -103,9 +109,9 @@ class Worker:
         return any(host.failed for host in self._hosts.values())
 
     async def _session(self, requests: AsyncIterator[pb.ToReplica], context: Context) -> None:
-        host = await self._host_of(requests, context)
+        host, settled = await self._host_of(requests, context)
         outbox: asyncio.Queue[pb.FromReplica | None] = asyncio.Queue()
-        session = Session(host, outbox.put_nowait)
+        session = Session(host, outbox.put_nowait, settled=settled)
         session.open()
         parts = [asyncio.create_task(part) for part in (_read(requests, session), session.over.wait())]
         writer = asyncio.create_task(_write(outbox, context))
@@ -122,8 +128,8 @@ class Worker:
             if host.failed is not None:
                 self.end(at_once=True)
 
-    async def _host_of(self, requests: AsyncIterator[pb.ToReplica], context: Context) -> Host:
-        """The replica that the first message opens; otherwise the call is aborted."""
+    async def _host_of(self, requests: AsyncIterator[pb.ToReplica], context: Context) -> tuple[Host, bool]:
+        """The replica that the first message opens, and whether it counts as settled; otherwise the call is aborted."""
         first = await anext(aiter(requests), None)
         if first is None or not first.HasField("open"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a session must be open")
@@ -135,7 +141,7 @@ class Worker:
         assert host is not None
         if host.session is not None:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"replica {host.replica} has a head already")
-        return host
+        return host, first.open.settled
 
     async def _say(self, status: int) -> None:
         for service in ("", SERVICE):
@@ -167,6 +173,7 @@ class Worker:
         deadline = time.monotonic() + FLUSH_S  # a step may be long, and its thread is a daemon
         for host in self._hosts.values():
             await asyncio.to_thread(host.thread.join, max(0.0, deadline - time.monotonic()))
+            await asyncio.to_thread(host.close)
 
 
 async def _read(requests: AsyncIterator[pb.ToReplica], session: Session) -> None:
@@ -188,10 +195,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = configuration.load(given.config)
         if given.device is not None:
             config = msgspec.structs.replace(config, serve=msgspec.structs.replace(config.serve, device=given.device))
-        engine = engine_maker(config, served_model(config))
+        make = host_maker(config, served_model(config), _token(given), given.listen)
         name = f"events-{given.replicas[0]}-{os.getpid()}.jsonl.zst"
         log = open_log(given.logs / name, given_up=_log_given_up) if config.serve.event_log else None
-        hosts = [Host(replica, engine(), config.batching, log) for replica in given.replicas]
+        hosts = [make(replica, log) for replica in given.replicas]
         with log or contextlib.nullcontext():
             return run(_main(given, hosts, config))
     except SquallError as error:
@@ -212,7 +219,19 @@ async def _main(given: argparse.Namespace, hosts: Sequence[Host], config: Config
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads on: what a library prints must not fill the pipe
 
     await worker.serve(given.listen, greet)
+    if worker.orphaned:
+        HostCopies().sweep(unused=True)  # the head would have done it
     return int(worker.failed)
+
+
+def _token(given: argparse.Namespace) -> str:
+    """What all workers of the fleet know: the first line of standard input, where nobody else can read it, or SQUALL_TOKEN.
+
+    A worker that was told nothing is reached by no peer.
+    """
+    if given.with_parent:
+        return sys.stdin.readline().strip() or secrets.token_hex()
+    return os.environ.get("SQUALL_TOKEN") or secrets.token_hex()
 
 
 def _log_given_up(error: OSError) -> None:
@@ -230,6 +249,7 @@ def _watch_parent(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
     """Standard input ends when the head does, however it does."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
+    worker.orphaned = True
     loop.call_soon_threadsafe(lambda: worker.end(at_once=True))
     time.sleep(EXIT_S)
     os._exit(1)

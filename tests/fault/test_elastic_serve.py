@@ -22,6 +22,7 @@ SETTINGS = (
     "fleet.replicas={min=1, max=2}",
     "fleet.down_window_s=0.5",
     "fleet.idle_ttl_s=0.1",
+    "load={kind='mock', load_s=0.2}",
     "scale={kind='concurrency', target=4, utilisation=1, stable_s=0.4}",
 )
 

@@ -29,7 +29,7 @@ from squall.errors import ModelError
 from squall.live.engine.emulated import EmulatedEngine
 from squall.live.engine.interface import Job, RunEnded, Sampling, TokenOut
 from squall.live.rpc.client import ReplicaClient
-from squall.live.rpc.convert import ReplicaLoad
+from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.rpc.generated import squall_pb2 as pb
 from squall.live.rpc.service import SERVICE, session_of
 from squall.live.session import Host
@@ -46,6 +46,8 @@ class Ear:
         self.order: list[str] = []
         self.changed = asyncio.Event()
         self.began: list[int] = []
+        self.peer: Peer | None = None
+        self.moves: list[WeightsMoved] = []
 
     def heard(self, client: ReplicaClient, to: MachineId, event: AnyEvent) -> None:
         self.events.append(event)
@@ -64,6 +66,12 @@ class Ear:
 
     def begun(self, client: ReplicaClient, requests: Sequence[int]) -> None:
         self.began += requests
+
+    def reachable(self, client: ReplicaClient, peer: Peer) -> None:
+        self.peer = peer
+
+    def moved(self, client: ReplicaClient, moved: WeightsMoved) -> None:
+        self.moves.append(moved)
 
     async def until(self, condition: Callable[[], Any]) -> None:
         while not condition():

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from squall.config import Config
-from squall.core.fleet_view import Capacity
+from squall.core.fleet_plan import FleetPlan
 from squall.deployment import full_plan
 from squall.errors import ConfigError, ModelError
 from squall.live.engine.interface import Engine
@@ -28,7 +28,7 @@ def engine_maker(config: Config, model: ServedModel) -> Callable[[], Engine]:
         raise ConfigError(f"replica.tp is {config.replica.tp}; the built-in engine runs a replica on one device: use 1")
     if config.replica.pp != 1:
         raise ConfigError(f"replica.pp is {config.replica.pp}; pipeline stages are simulated, not served: use 1, and replica.tp")
-    gpu = _accelerator(config)
+    gpu = accelerator(config)
     return (_emulated if config.serve.engine == "emulated" else _torch)(config, model, gpu)
 
 
@@ -41,18 +41,20 @@ def _emulated(config: Config, model: ServedModel, gpu: Gpu) -> Callable[[], Engi
     return lambda: EmulatedEngine(latency, blocks, size, longest, tokenizer, dilation)
 
 
-def emulated_capacity(config: Config, model: ServedModel) -> Capacity:
-    """What one emulated replica can do, in the time of the wall. Raises as `engine_maker`."""
-    gpu, dilation = _accelerator(config), config.serve.time_dilation
+def emulated_plan(config: Config, model: ServedModel) -> FleetPlan:
+    """The cluster that is pretended, with what one replica can do in the time of the wall. Raises as `engine_maker`."""
+    gpu, dilation = accelerator(config), config.serve.time_dilation
     latency = latency_model(config.latency, model.spec, gpu, config.replica)
-    found = full_plan(config, model.spec, gpu, latency, _num_blocks(config, model, gpu)).capacity
+    plan = full_plan(config, model.spec, gpu, latency, _num_blocks(config, model, gpu))
+    found = plan.capacity
     assert found is not None
-    return replace(
+    capacity = replace(
         found,
         prefill_tokens_per_s=found.prefill_tokens_per_s / dilation,
         decode_tokens_per_s=found.decode_tokens_per_s / dilation,
-        load_s=0.0,  # its weights are pretended, too
+        load_s=found.load_s * dilation,
     )
+    return replace(plan, capacity=capacity)
 
 
 def _torch(config: Config, model: ServedModel, gpu: Gpu) -> Callable[[], Engine]:
@@ -81,8 +83,8 @@ def _num_blocks(config: Config, model: ServedModel, gpu: Gpu) -> int:
     return num_blocks(model.spec, gpu, config.replica, max_num_batched_tokens=tokens, max_num_seqs=seqs)
 
 
-def _accelerator(config: Config) -> Gpu:
-    """What the KV pool must fit into. Where only memory matters, no peaks are measured or looked up."""
+def accelerator(config: Config) -> Gpu:
+    """What a replica runs on, or is said to. Where only its memory matters, no peaks are measured or looked up."""
     device = config.serve.device
     if config.serve.engine == "emulated" or config.cluster.gpu.lower() != "cpu":
         return resolve_gpu(config.cluster.gpu)

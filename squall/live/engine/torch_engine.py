@@ -53,7 +53,7 @@ class TorchEngine:
     """See `Engine` and `LayerEngine`.
 
     Args:
-        folder: a checkpoint in Hugging Face layout.
+        folder: a checkpoint in Hugging Face layout; kept as `folder`.
         tokenizer: of this checkpoint.
         num_blocks, block_size: the KV pool.
         max_model_len: the longest prompt plus output; the model's own limit when None.
@@ -88,7 +88,7 @@ class TorchEngine:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_model_len = max_model_len or 0
-        self._folder = folder
+        self.folder = folder
         self._tokenizer = tokenizer
         self._device_name = device
         self._dtype_name = dtype
@@ -106,11 +106,11 @@ class TorchEngine:
     def load(self) -> None:
         """See `Engine`. Raises ModelError for the checkpoint, ConfigError for device, dtype and length."""
         self.build()
-        load_from_disk(self.weights, self._folder, tied=self._decoder.config.tied, threads=self._threads)
+        load_from_disk(self.weights, self.folder, tied=self.tied, threads=self._threads)
 
     def build(self) -> None:
         torch.set_num_threads(self._threads)
-        config = read_decoder_config(self._folder)
+        config = read_decoder_config(self.folder)
         device = _device(self._device_name)
         dtype = _dtype(self._dtype_name, config, device)
         self.max_model_len = _max_len(self.max_model_len, config)
@@ -126,6 +126,11 @@ class TorchEngine:
         self.kv_region = None if memory is None else Region(KV, memory, fingerprint=f"{what}, blocks of {self.block_size}")
         self._device = device
         self.reset()
+
+    @property
+    def tied(self) -> bool:
+        """The head is the embedding."""
+        return self._decoder.config.tied
 
     @property
     def num_layers(self) -> int:

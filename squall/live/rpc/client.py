@@ -18,7 +18,7 @@ from squall.core.events import AnyEvent
 from squall.core.types import MachineId, ReplicaId, RequestId
 from squall.live.engine.interface import Job, TokenOut
 from squall.live.rpc import convert
-from squall.live.rpc.convert import ReplicaLoad
+from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.rpc.generated import squall_pb2 as pb
 from squall.live.rpc.service import OPTIONS, session_of
 
@@ -33,6 +33,8 @@ class Listener(Protocol):
     def tokens(self, client: ReplicaClient, tokens: Sequence[TokenOut]) -> None: ...
     def load(self, client: ReplicaClient, load: ReplicaLoad) -> None: ...
     def begun(self, client: ReplicaClient, requests: Sequence[RequestId]) -> None: ...
+    def reachable(self, client: ReplicaClient, peer: Peer) -> None: ...
+    def moved(self, client: ReplicaClient, moved: WeightsMoved) -> None: ...
 
 
 class ReplicaClient:
@@ -42,18 +44,20 @@ class ReplicaClient:
         replica: its id.
         listener: hears what comes.
         silence_s: after how much silence the replica counts as lost.
+        settled: the fleet begins with it (see `Open`).
     """
 
-    def __init__(self, replica: ReplicaId, listener: Listener, silence_s: float = SILENCE_S) -> None:
+    def __init__(self, replica: ReplicaId, listener: Listener, silence_s: float = SILENCE_S, *, settled: bool = False) -> None:
         self.replica = replica
+        self._settled = settled
         self._listener = listener
         self._silence_s = silence_s
         self._outbox: asyncio.Queue[pb.ToReplica] = asyncio.Queue()
         self._heard_at = 0.0
 
-    def send(self, message: AnyEvent | AnyAction, job: Job | None = None) -> None:
+    def send(self, message: AnyEvent | AnyAction, job: Job | None = None, peers: Sequence[Peer] = ()) -> None:
         """Put a message on the stream. Never blocks; what a broken stream loses, its owner learns of as a lost replica."""
-        self._outbox.put_nowait(convert.to_replica(message, job))
+        self._outbox.put_nowait(convert.to_replica(message, job, peers))
 
     async def run(self, address: str) -> str:
         """Talk until the session is over, and say why it is."""
@@ -72,7 +76,7 @@ class ReplicaClient:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _write(self, call: grpc.aio.StreamStreamCall[pb.ToReplica, pb.FromReplica]) -> str:
-        await call.write(pb.ToReplica(open=pb.Open(replica=self.replica)))
+        await call.write(pb.ToReplica(open=pb.Open(replica=self.replica, settled=self._settled)))
         while True:
             await call.write(await self._outbox.get())
 
@@ -89,6 +93,10 @@ class ReplicaClient:
                     self._listener.begun(self, message.begun.requests)
                 case "load":
                     self._listener.load(self, convert.from_message(message.load, ReplicaLoad))
+                case "peer":
+                    self._listener.reachable(self, convert.from_message(message.peer, Peer))
+                case "moved":
+                    self._listener.moved(self, convert.from_message(message.moved, WeightsMoved))
         return "the worker ended the session"
 
     async def _watch(self) -> str:

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from squall.core.actions import Action, AnyAction
 from squall.core.events import AnyEvent, Event
+from squall.core.types import ReplicaId
 from squall.live.engine.interface import Job, TokenLogprob, TokenOut
 from squall.live.rpc.generated import squall_pb2 as pb
 
@@ -33,6 +34,30 @@ class ReplicaLoad(Struct, frozen=True):
     num_used_blocks: int
     num_prefix_cache_queries: int  # prompt tokens looked up
     num_prefix_cache_hits: int  # of these, tokens found
+
+
+class Peer(Struct, frozen=True):
+    """Where a replica's weights and KV can be read, the fastest way first."""
+
+    replica: ReplicaId
+    addresses: tuple[str, ...]
+
+
+class WeightsMoved(Struct, frozen=True):
+    """How a replica got its weights.
+
+    Attributes:
+        kind: as `Transfer.kind`, of the order that brought the last of them.
+        num_bytes: what came; what was there before is not counted.
+        first_byte_s: from the order to the first chunk; seconds: from the first order to the last section's checksum.
+        num_repaired: sections that came wrong, and again.
+    """
+
+    kind: str
+    num_bytes: int
+    first_byte_s: float
+    seconds: float
+    num_repaired: int = 0
 
 
 # -- any Struct
@@ -185,9 +210,9 @@ def _token_from_message(message: pb.TokenOut) -> TokenOut:
 # -- what travels on a session
 
 
-def to_replica(message: AnyEvent | AnyAction, job: Job | None = None) -> pb.ToReplica:
-    """An event (with the request's data, for a Submitted) or an action for a replica."""
+def to_replica(message: AnyEvent | AnyAction, job: Job | None = None, peers: Iterable[Peer] = ()) -> pb.ToReplica:
+    """An event (with the request's data, for a Submitted) or an action (with its peers, for a LoadWeights) for a replica."""
     data = to_message(job) if job is not None else None
     if isinstance(message, Action):
-        return pb.ToReplica(action=action_to_message(message), job=data)
+        return pb.ToReplica(action=action_to_message(message), job=data, peers=[to_message(peer) for peer in peers])
     return pb.ToReplica(event=event_to_message(message), job=data)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from squall.errors import ConfigError, PeerLost, SquallError, TransferFailed
+from squall.errors import ConfigError, PeerLost, PeerRefused, SquallError, TransferFailed
 from squall.live.transport.interface import Link, Transport
 from squall.live.transport.region import Region
 
@@ -105,6 +105,7 @@ class Fetch:
         self._wrong: dict[int, int] = {}
         self._open = len(region.sections)
         self._failure: str | None = None
+        self._hopeless = self._refused = False
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()
 
@@ -114,6 +115,7 @@ class Fetch:
         """Returns when every section is verified.
 
         Raises:
+            PeerRefused: no source is left, and one of them refused us: trying them again would not help.
             TransferFailed: a section cannot be had, or came wrong again and again, or the deadline passed, or `cancel` was
                 called. The region keeps what has arrived; a later fetch goes on from there.
         """
@@ -138,7 +140,7 @@ class Fetch:
             thread.join(_PATIENCE_S)  # what one of them still writes would be written into the next fetch
         if self._failure is not None:
             region.fail(self._failure)
-            raise TransferFailed(self._failure)
+            raise (PeerRefused if self._hopeless and self._refused else TransferFailed)(self._failure)
         region.upstream = lambda _: ()
         return Fetched(
             {lane.peer: lane.num_bytes for lane in self._lanes if lane.num_bytes},
@@ -214,6 +216,7 @@ class Fetch:
             if all(lane in self._barred.get(chunk, ()) for lane in living):
                 section = self._region.sections[self._region.chunks[chunk].section].name
                 reasons = "; ".join(lane.reason for lane in self._lanes if lane.reason is not None)
+                self._hopeless = True
                 self._fail(f"{section} of {self._region.name} is held by no source that is left: {reasons or 'all wait for us'}")
                 return
         self._changed.notify_all()
@@ -259,6 +262,7 @@ class Fetch:
                 fruitless = 0 if lane.num_bytes > before else fruitless + 1
             except SquallError as error:
                 reason, fruitless = str(error), ATTEMPTS
+                self._refused |= isinstance(error, PeerRefused | ConfigError)
             except Exception as error:
                 self.cancel(f"{type(error).__name__}: {error}")
                 raise

@@ -6,6 +6,7 @@ sections (a KV pool) is always readable; who reads it has been told what is wher
 """
 
 import threading
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 
@@ -51,6 +52,8 @@ class Region:
     Attributes:
         chunks: in order.
         upstream: the nodes that the arrival of a chunk waits for, nearest first; whoever fetches sets it.
+        on_verified: told the number of each section that may be computed with from now on, in the thread that brought it.
+        began_at: on the monotonic clock, when the first bytes arrived; None before.
     """
 
     def __init__(
@@ -76,6 +79,8 @@ class Region:
             for at in range(section.offset, section.offset + section.num_bytes, chunk_bytes)
         ]
         self.upstream: Callable[[int], tuple[str, ...]] = lambda _: ()
+        self.on_verified: Callable[[int], None] = lambda _: None
+        self.began_at: float | None = None
         self._starts = [chunk.offset for chunk in self.chunks]
         self._arrived = [False] * len(self.chunks)
         self._missing = [sum(chunk.section == index for chunk in self.chunks) for index in range(len(self.sections))]
@@ -135,6 +140,7 @@ class Region:
         with self._changed:
             self._sums[section] = value
             self._set(section, True)
+        self.on_verified(section)
 
     def expect(self, sums: Mapping[str, int]) -> None:
         """Learn checksums from a source. Raises PeerRefused where it contradicts what is known: it holds other weights."""
@@ -152,6 +158,7 @@ class Region:
         with self._changed:
             if self._arrived[chunk]:
                 return False
+            self._begin()
             self._arrived[chunk] = True
             section = self.chunks[chunk].section
             self._missing[section] -= 1
@@ -164,7 +171,9 @@ class Region:
         with self._changed:
             good = self._sums.get(section) == value
             self._set(section, good)
-            return good
+        if good:
+            self.on_verified(section)
+        return good
 
     def discard(self, section: int) -> None:
         """What has arrived of a section is to come again."""
@@ -232,7 +241,12 @@ class Region:
         place = self.sections[section]
         return xxhash.xxh3_64_intdigest(self.view((place.offset, place.num_bytes)))
 
+    def _begin(self) -> None:
+        if self.began_at is None:
+            self.began_at = time.monotonic()
+
     def _set(self, section: int, here: bool) -> None:
+        self._begin()
         chunks = self.chunks_of(section)
         for chunk in chunks:
             self._arrived[chunk] = here

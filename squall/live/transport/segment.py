@@ -94,10 +94,11 @@ class HostCopies:
             os.close(fd)
         self._held.clear()
 
-    def sweep(self) -> list[Path]:
+    def sweep(self, *, unused: bool = False) -> list[Path]:
         """Remove what has gone unused for too long or was never finished. Returns what it removed.
 
-        Call it now and then: it also notes which copies are in use, from when on their time to live will count.
+        Call it now and then: it also notes which copies are in use, from when on their time to live will count. With `unused`
+        nobody is expected to come back: whatever is not in use goes.
         """
         removed = []
         for path in sorted(self._folder.glob(f"{_prefix()}*")):
@@ -106,7 +107,7 @@ class HostCopies:
                     os.utime(fd)
                     continue
                 header = _read_header(fd)
-                if header is None or time.time() - os.fstat(fd).st_mtime > header.ttl_s:
+                if unused or header is None or time.time() - os.fstat(fd).st_mtime > header.ttl_s:
                     path.unlink()
                     removed.append(path)
         return removed

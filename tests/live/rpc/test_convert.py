@@ -1,6 +1,7 @@
 """Every word that machines use survives the wire, whatever it says."""
 
 from enum import Enum
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -15,7 +16,7 @@ from squall.core.fleet_view import Place, Transfer
 from squall.core.types import Request
 from squall.live.engine.interface import Job, Sampling, TokenOut
 from squall.live.rpc import convert
-from squall.live.rpc.convert import ReplicaLoad
+from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.rpc.generated import squall_pb2 as pb
 
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
@@ -46,6 +47,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     return st.deferred(lambda: structs(hint))
 
 
+@cache
 def structs(struct: type[Struct]) -> st.SearchStrategy[Any]:
     return st.builds(
         struct, **{name: values_of(hint) for name, hint in get_type_hints(struct).items() if not name.startswith("_")}
@@ -70,7 +72,7 @@ def test_every_action_survives_the_wire(struct: type[Struct], data: st.DataObjec
     assert convert.action_from_message(over_the_wire(convert.action_to_message(action))) == action
 
 
-@pytest.mark.parametrize("struct", [Job, Sampling, ReplicaLoad])
+@pytest.mark.parametrize("struct", [Job, Sampling, ReplicaLoad, Peer, WeightsMoved])
 @given(data=st.data())
 def test_a_requests_data_survives_the_wire(struct: type[Struct], data: st.DataObject) -> None:
     value = data.draw(structs(struct))
@@ -87,7 +89,7 @@ def test_the_tokens_of_a_step_survive_the_wire(tokens: list[TokenOut]) -> None:
 
 
 def test_the_schema_has_every_field_of_every_word_and_no_other() -> None:
-    for struct in (*get_args(AnyEvent), *get_args(AnyAction), Request, Job, Sampling, ReplicaLoad):
+    for struct in (*get_args(AnyEvent), *get_args(AnyAction), Request, Job, Sampling, ReplicaLoad, Peer, WeightsMoved):
         assert set(pb.DESCRIPTOR.message_types_by_name[struct.__name__].fields_by_name) == set(struct.__struct_fields__)
 
 
@@ -102,6 +104,12 @@ def test_a_request_travels_with_its_data_and_an_action_without() -> None:
     request = Request(id=1, arrived_at=0, num_prompt_tokens=2, max_output_tokens=3)
     assert convert.from_message(convert.to_replica(Submitted(request), job).job, Job) == job
     assert not convert.to_replica(LoadWeights(replica=0, transfer=Transfer("m", Place("store"), (0,), "disk"))).HasField("job")
+
+
+def test_an_order_for_weights_travels_with_where_its_peers_are() -> None:
+    peers = (Peer(3, ("shm://a", "tcp://127.0.0.1:1")), Peer(5, ()))
+    message = over_the_wire(convert.to_replica(LoadWeights(0, Transfer("m", Place("gpu", 3), (0,), "p2p")), peers=peers))
+    assert tuple(convert.from_message(peer, Peer) for peer in message.peers) == peers
 
 
 def test_a_word_from_a_newer_version_is_refused_by_name() -> None:

@@ -1,5 +1,6 @@
 """The four verbs over both backends, and everybody who is turned away."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -115,7 +116,8 @@ def test_bytes_that_are_no_frame_end_the_connection_and_nothing_else(garbage: by
         with raw(server.addresses[-1]) as sock:
             assert isinstance(receive(sock), Challenge)
             sock.sendall(garbage)
-            sock.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # it may have hung up already
+                sock.shutdown(socket.SHUT_WR)
             assert has_ended(sock)
         server.connect(server.addresses[-1]).close()
     finally:

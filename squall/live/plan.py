@@ -1,0 +1,37 @@
+"""What the fleet that is served stands on, the same for the head that plans and the workers that carry out. Imports no torch."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from squall.config import Config
+from squall.core.fleet_plan import FleetPlan, Weights
+from squall.deployment import node_of, plain_plan
+from squall.live.served import ServedModel
+from squall.perf.hardware import resolve_gpu
+
+
+def served_plan(config: Config, model: ServedModel) -> FleetPlan:
+    """Bounds, slots and weights.
+
+    Of an emulated fleet that changes its size, the links and the capacity are known, too, in the emulation's time. Of a real
+    one they are not: nobody has measured them. Workers of one machine share its memory, which joins them as NVLink does GPUs.
+
+    Raises ConfigError.
+    """
+    plan = plain_plan(config)
+    if config.serve.engine == "emulated":
+        if not plan.is_elastic:
+            return plan
+        from squall.live.engine.build import emulated_plan
+
+        return emulated_plan(config, model)
+    gpus = config.replica.tp * config.replica.pp
+    slots = plan.slots
+    if config.cluster.gpu.lower() == "cpu":
+        slots = replace(slots, per_domain=max(1, slots.per_node))
+    else:
+        slots = replace(slots, per_domain=max(1, node_of(config, resolve_gpu(config.cluster.gpu)).domain // gpus))
+    spec = model.spec
+    num_bytes = spec.weight_bytes(config.replica.tp, config.replica.dtype, pp=config.replica.pp) * gpus
+    return replace(plan, slots=slots, weights=Weights(config.model.name, num_bytes, spec.num_layers))
