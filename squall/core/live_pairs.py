@@ -1,0 +1,89 @@
+"""Live pairs, as the controller sees them: which loading replica relieves which overloaded one, and who has to hear of what.
+
+A pair begins with a load that names a partner and ends when the target says so, or one of the two is gone. Knows no request, no
+batch and no layer but those that arrive.
+"""
+
+from __future__ import annotations
+
+from squall.core.actions import AnyAction, Send
+from squall.core.events import LayerArrived, LivePaired, ReplicaDown, ReplicaUp, RoleChanged, Unpaired, Warmed, WeightsLoaded
+from squall.core.fleet import Fleet, Member
+from squall.core.lifecycle import Phase
+from squall.core.types import ROUTER, ReplicaId, Role
+
+
+class LivePairs:
+    """See the module.
+
+    Args:
+        fleet: its replicas.
+        num_layers: of the model; 0: replicas cannot run single layers, and no pair is made.
+    """
+
+    def __init__(self, fleet: Fleet, num_layers: int) -> None:
+        self._fleet = fleet
+        self._num_layers = num_layers
+        self._source: dict[ReplicaId, ReplicaId] = {}  # of each target
+        self._target: dict[ReplicaId, ReplicaId] = {}  # of each source
+
+    @property
+    def num(self) -> int:
+        """Pairs there are."""
+        return len(self._source)
+
+    def begin(self, member: Member) -> list[AnyAction]:
+        """A load of the member's begins. The last of a path has nobody to send to, and works meanwhile."""
+        transfer = member.source
+        if not self._num_layers or transfer is None or transfer.live_partner is None or member.replica != transfer.path[-1]:
+            return []
+        partner = self._fleet.members.get(transfer.live_partner)
+        if partner is None or not self._can_be_relieved(partner, member):
+            return []
+        self._source[member.replica] = partner.replica
+        self._target[partner.replica] = member.replica
+        paired = LivePaired(member.replica, partner.replica, self._num_layers)
+        member.announced = True
+        member.num_blocks, member.block_size = partner.num_blocks, partner.block_size
+        up = ReplicaUp(member.replica, partner.num_blocks, partner.block_size, member.role, partner.replica)
+        role = RoleChanged(member.replica, member.role)
+        told: list[AnyAction] = [] if member.role is Role.BOTH else [Send(member.replica, role)]
+        return [*told, Send(member.replica, paired), Send(partner.replica, paired), Send(ROUTER, up)]
+
+    def _can_be_relieved(self, partner: Member, by: Member) -> bool:
+        """It takes work, alone, and does what the other one will do."""
+        alone = partner.replica not in self._target and partner.replica not in self._source
+        here = partner.phase is Phase.READY and not partner.stopping and partner.leaves_at is None
+        return alone and here and partner.role is by.role and by.replica not in self._source
+
+    def tell(self, event: LayerArrived | WeightsLoaded | Warmed) -> list[AnyAction]:
+        """A target hears how far its weights are."""
+        return [Send(event.replica, event)] if event.replica in self._source else []
+
+    def end(self, event: Unpaired) -> None:
+        """The target says that nothing is left to share."""
+        if self._source.get(event.target) == event.source:
+            del self._source[event.target]
+            del self._target[event.source]
+
+    def lose(self, member: Member) -> list[AnyAction]:
+        """The member is gone, or will be: whatever it shares is lost, and the other one works alone."""
+        replica = member.replica
+        target = replica if replica in self._source else self._target.get(replica)
+        if target is None:
+            return []
+        source = self._source.pop(target)
+        del self._target[source]
+        ended = Unpaired(target, source, lost=True)
+        actions: list[AnyAction] = [Send(source if replica == target else target, ended)]
+        if member.announced:
+            member.announced = False
+            actions.append(Send(ROUTER, ReplicaDown(replica, lost=True)))
+        actions.append(Send(ROUTER, ended))
+        survivor = self._fleet.members[target]
+        if replica == source:
+            survivor.announced = False  # until it is ready
+            if survivor.phase is Phase.READY and not survivor.stopping:
+                survivor.announced = True
+                actions.append(Send(ROUTER, ReplicaUp(target, survivor.num_blocks, survivor.block_size, survivor.role)))
+        return actions
