@@ -66,6 +66,23 @@ class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
         return sum(bounds.maximum for bounds in self.bounds.values())
 
 
+class Handoff(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a disaggregated fleet hands requests from prefill to decode replicas.
+
+    Attributes:
+        delay_s: every hand-off takes so long, whatever the size and whoever else sends (the seed's mock_transfer_millis); None: as
+            long as KV needs on the cluster's links.
+        max_share: a decode replica is promised so much of its KV pool at most, prompts and longest outputs counted. 1 promises
+            nothing that it does not have, and nobody is preempted; more counts on outputs that are shorter than they may be.
+        max_ratio: one that was promised more than so many times the mean of all decode replicas, and half of its pool, gets nothing
+            more until it falls below.
+    """
+
+    delay_s: Delay | None = None
+    max_share: Annotated[float, Meta(gt=0)] = 1.0
+    max_ratio: Annotated[float, Meta(ge=1)] = 2.0
+
+
 def _bounds(replicas: int | Replicas) -> Bounds:
     return Bounds(replicas, replicas, replicas) if isinstance(replicas, int) else replicas.bounds
 
