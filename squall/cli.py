@@ -173,6 +173,22 @@ def serve(
 
 
 @app.command()
+def scale(
+    replicas: Annotated[int | None, typer.Argument(help="How many; when absent, only the status is shown.", min=0)] = None,
+    role: Annotated[str | None, _option("prefill, decode or both; a fleet of one role needs none")] = None,
+    auto: Annotated[bool, typer.Option("--auto", help="Let the policy decide again.")] = False,
+    url: Annotated[str, typer.Option(help="The service.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[str | None, _option("Its key.", envvar="OPENAI_API_KEY")] = None,
+) -> None:
+    """Show a running fleet, or say how many replicas it should have."""
+    from squall.live.admin import fleet_of, lines_of
+
+    change = {"replicas": replicas, "role": role} if replicas is not None or auto else None
+    for line in lines_of(fleet_of(url, api_key, change)):
+        _say(line)
+
+
+@app.command()
 def replay(
     config: NeededFile,
     settings: Settings = None,

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from squall.config import Config
 from squall.live.api.errors import ClientGone, invalid, is_bug, translate
 from squall.live.api.exchange import JSON, Exchange
+from squall.live.api.fleet import FleetService
 from squall.live.api.gate import Keys, RequestIds
 from squall.live.api.generate import break_off
 from squall.live.api.metrics import build_metrics, build_registry
@@ -93,7 +94,7 @@ def create_app(frontend: Frontend, config: Config, *, max_body_bytes: int = MAX_
     """
     metrics = build_metrics(frontend)
     registry = build_registry(metrics, frontend, block_size=config.replica.block_size, vllm=config.serve.vllm_metrics)
-    service = Service(frontend, metrics, registry)
+    service, fleet = Service(frontend, metrics, registry), FleetService(frontend)
     table: list[tuple[str, tuple[str, ...], Handle]] = [
         ("/v1/chat/completions", ("POST",), service.chat_completions),
         ("/v1/completions", ("POST",), service.completions),
@@ -108,6 +109,8 @@ def create_app(frontend: Frontend, config: Config, *, max_body_bytes: int = MAX_
         ("/version", ("GET",), service.version),
         ("/load", ("GET",), service.load),
         ("/metrics", ("GET",), service.metrics),
+        ("/fleet", ("GET",), fleet.status),
+        ("/fleet/scale", ("POST",), fleet.scale),
     ]
     app = Starlette(
         routes=[Route(path, Endpoint(handle, max_body_bytes), methods=list(methods)) for path, methods, handle in table],

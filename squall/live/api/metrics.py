@@ -36,6 +36,7 @@ OUTCOMES = (
     ("completed", 200), ("invalid", 400), ("invalid", 404), ("rejected", 400), ("rejected", 429), ("rejected", 503),
     ("failed", 500), ("cancelled", CLIENT_CLOSED),
 )  # fmt: skip
+LOAD_KINDS = ("disk", "host", "p2p", "chain", "striped", "mock")
 FINISH_REASONS = ("stop", "length")
 
 
@@ -213,10 +214,13 @@ def without_created(family: Metric) -> Metric:
 
 def head_families(model: str, stats: FrontendStats) -> Iterator[Metric]:
     """What the head says of its replicas. A replica that is gone leaves no series behind."""
-    phases = GaugeMetricFamily("squall_replicas", "Replicas, by phase.", labels=("model", "phase"))
-    for phase in Phase:
-        phases.add_metric((model, phase.value), sum(replica.phase == phase.value for replica in stats.replicas))
+    phases = GaugeMetricFamily("squall_replicas", "Replicas, by role and phase.", labels=("model", "role", "phase"))
+    for role in {scale.role: None for scale in stats.scales} | {replica.role: None for replica in stats.replicas}:
+        for phase in Phase:
+            count = sum((replica.role, replica.phase) == (role, phase.value) for replica in stats.replicas)
+            phases.add_metric((model, role, phase.value), count)
     yield phases
+    yield from scaling_families(model, stats)
     for name, text, value in (
         ("squall_requests_queued", "Requests in the router, bound to no replica yet.", stats.num_queued),
         ("squall_requests_waiting", "Requests waiting at a replica.", sum(each.num_waiting for each in stats.replicas)),
@@ -231,6 +235,7 @@ def head_families(model: str, stats: FrontendStats) -> Iterator[Metric]:
         ("squall_replica_waiting", "Requests waiting at this replica.", "num_waiting"),
         ("squall_replica_kv_blocks", "KV blocks of this replica.", "num_blocks"),
         ("squall_replica_kv_blocks_used", "KV blocks of this replica in use.", "num_used_blocks"),
+        ("squall_replica_layers", "Layers whose weights this replica has.", "num_layers"),
     ):
         family = GaugeMetricFamily(name, text, labels=("model", "replica"))
         for replica in stats.replicas:
@@ -244,6 +249,33 @@ def head_families(model: str, stats: FrontendStats) -> Iterator[Metric]:
         counter = CounterMetricFamily(name, text, labels=("model",))
         counter.add_metric((model,), value)
         yield counter
+
+
+def scaling_families(model: str, stats: FrontendStats) -> Iterator[Metric]:
+    """How many replicas are wanted, and how their weights came."""
+    target = GaugeMetricFamily("squall_replicas_wanted", "Replicas that there should be.", labels=("model", "role"))
+    events = CounterMetricFamily(
+        "squall_scale_events", "Changes of how many replicas there should be.", labels=("model", "role", "direction")
+    )
+    for scale in stats.scales:
+        target.add_metric((model, scale.role), scale.target)
+        for direction, count in (("up", scale.num_up), ("down", scale.num_down)):
+            events.add_metric((model, scale.role, direction), count)
+    yield from (target, events)
+    for name, text, field in (
+        ("squall_loads", "Loads of weights that ended well.", "count"),
+        ("squall_load_seconds", "Time from the order to the last layer, of all loads.", "seconds"),
+        ("squall_load_bytes", "Bytes of weights that came.", "num_bytes"),
+        ("squall_load_repaired_sections", "Layers that came with a wrong checksum, and again.", "num_repaired"),
+    ):
+        family = CounterMetricFamily(name, text, labels=("model", "kind"))
+        by_kind = {load.kind: getattr(load, field) for load in stats.loads}
+        for kind in LOAD_KINDS:
+            family.add_metric((model, kind), by_kind.get(kind, 0))
+        yield family
+    failed = CounterMetricFamily("squall_loads_failed", "Loads of weights that failed.", labels=("model",))
+    failed.add_metric((model,), stats.num_failed_loads)
+    yield failed
 
 
 def kv_usage(stats: FrontendStats) -> float:

@@ -12,12 +12,21 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from squall.config import Config
-from squall.core.types import Nanos
+from squall.core.types import Nanos, Role
 from squall.live.api.app import create_app
 from squall.live.engine.interface import Job, Sampling, TokenOut
 from squall.live.engine.sequence import SequenceState
 from squall.live.engine.tokenizer import ByteTokenizer
-from squall.live.frontend import FrontendStats, ReplicaStats
+from squall.live.frontend import (
+    Decision,
+    FleetStatus,
+    FrontendStats,
+    LoadStats,
+    ReplicaStats,
+    ReplicaStatus,
+    RoleStatus,
+    ScaleStats,
+)
 
 LETTERS = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz .", dtype=np.uint8)
 
@@ -76,6 +85,7 @@ class SmallFrontend:
         self.draining = False
         self.ready = True
         self.says: str | None = None
+        self.wanted: int | None = None
         self.step_s = 0.0
         self.gate: asyncio.Event | None = None
         self.failures: dict[int, Exception] = {}
@@ -96,7 +106,21 @@ class SmallFrontend:
 
     def stats(self) -> FrontendStats:
         replica = ReplicaStats(0, "ready", len(self.active), 0, 100, 4 * len(self.active))
-        return FrontendStats((replica,), num_queued=0, num_preemptions=3, num_prefix_cache_queries=70, num_prefix_cache_hits=21)
+        return FrontendStats(
+            (replica,), num_queued=0, num_preemptions=3, num_prefix_cache_queries=70, num_prefix_cache_hits=21,
+            loads=(LoadStats("chain", 2, 3.5, 1_000, 1),), scales=(ScaleStats("both", self.wanted or 1, 4, 3),),
+        )  # fmt: skip
+
+    def fleet(self) -> FleetStatus:
+        return FleetStatus(
+            (RoleStatus("both", 1, 8, self.wanted or 1, self.wanted, 1, 0, 0, 0),),
+            (ReplicaStatus(0, "both", "ready", 30, "disk", "ssd 0", len(self.active)),),
+            (Decision(1_700_000_000.5, "both", 1, 2, "asked for"),),
+        )
+
+    def want(self, role: Role, count: int | None) -> None:
+        assert role is Role.BOTH
+        self.wanted = count
 
     def step(self, sequence: SequenceState) -> TokenOut:
         """The next token: the best of the logits, plus Gumbel noise of (seed, position) where there is a temperature."""

@@ -4,16 +4,17 @@ import asyncio
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from squall.config import Config, Serve
+from squall.core.fleet_view import Transfer
 from squall.errors import Rejected, ReplicaFailed
 from squall.live.api.app import create_app
-from squall.live.api.metrics import token_buckets
+from squall.live.api.metrics import LOAD_KINDS, token_buckets
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 
@@ -27,13 +28,25 @@ async def test_known_label_sets_are_there_at_zero_before_anything_happens(scrape
         'squall_rejections_total{model="small",reason="queue_full"}',
         'squall_choices_total{finish_reason="stop",model="small"}',
         'squall_time_to_first_token_seconds_count{model="small"}',
-        'squall_replicas{model="small",phase="failed"}',
+        'squall_replicas{model="small",phase="failed",role="both"}',
         'vllm:num_requests_waiting{engine="0",model_name="small"}',
         'vllm:request_success_total{engine="0",finished_reason="abort",model_name="small"}',
     ):
         assert seen[name] == 0
-    assert seen['squall_replicas{model="small",phase="ready"}'] == 1
+    assert seen['squall_replicas{model="small",phase="ready",role="both"}'] == 1
     assert not any("_created" in name for name in seen)
+
+
+async def test_scaling_is_seen_by_role_and_loads_by_kind(scrape: Any) -> None:
+    assert get_args(get_type_hints(Transfer)["kind"]) == LOAD_KINDS
+    seen = await scrape()
+    assert seen['squall_replicas_wanted{model="small",role="both"}'] == 1
+    assert seen['squall_scale_events_total{direction="up",model="small",role="both"}'] == 4
+    assert seen['squall_scale_events_total{direction="down",model="small",role="both"}'] == 3
+    assert seen['squall_load_seconds_total{kind="chain",model="small"}'] == 3.5
+    assert seen['squall_load_bytes_total{kind="chain",model="small"}'] == 1000
+    assert seen['squall_load_repaired_sections_total{kind="chain",model="small"}'] == 1
+    assert seen['squall_loads_total{kind="p2p",model="small"}'] == 0
 
 
 async def test_a_request_is_seen_in_counters_and_histograms(chat: Any, complete: Any, scrape: Any) -> None:

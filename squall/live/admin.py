@@ -1,0 +1,57 @@
+"""What an administrator's command says to a running service, over its HTTP endpoint. Knows no head."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from squall.errors import ConfigError
+
+PATIENCE_S = 10.0
+
+
+def fleet_of(url: str, api_key: str | None, change: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The fleet's status, after the change if there is one. See `/fleet` and `/fleet/scale` in docs/api.md.
+
+    Raises ConfigError: nobody answers there, or the service refuses.
+    """
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+    path, data = ("/fleet", None) if change is None else ("/fleet/scale", json.dumps(change).encode())
+    try:
+        request = urllib.request.Request(url.rstrip("/") + path, data, headers)
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            status: dict[str, Any] = json.load(answer)
+            return status
+    except urllib.error.HTTPError as error:
+        with error:
+            raise ConfigError(f"{url}: {_message(error.read()) or error.reason}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{url}: no service answers there ({getattr(error, 'reason', error)})") from None
+
+
+def _message(body: bytes) -> str | None:
+    try:
+        message: str = json.loads(body)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return message
+
+
+def lines_of(status: dict[str, Any]) -> list[str]:
+    """The status for a terminal."""
+    roles = [
+        f"{role['role']}: {role['target']} wanted"
+        + (" (asked for)" if role["manual"] is not None else "")
+        + f", {role['ready']} ready, {role['coming']} coming, within {role['minimum']} to {role['maximum']}"
+        for role in status["roles"]
+    ]
+    replicas = [
+        f"  replica {replica['replica']}: {replica['phase']}, {replica['layers']} layers"
+        + (f", {replica['load']} from {replica['source']}" if replica["load"] else "")
+        + f", {replica['requests']} requests"
+        for replica in status["replicas"]
+    ]
+    latest = [f"  {each['before']} -> {each['after']} {each['role']}: {each['why']}" for each in status["decisions"][-5:]]
+    return roles + replicas + latest
