@@ -12,8 +12,10 @@ from msgspec.structs import replace
 
 from squall.config import Config
 from squall.core.actions import Chunk
+from squall.core.disaggregated import DisaggregatedRouter
 from squall.core.fleet_plan import FleetPlan, Patience, Slots, Weights
 from squall.core.fleet_view import Capacity
+from squall.core.router import Router
 from squall.core.types import SECOND, Nanos
 from squall.fleet_tables import num_slots
 from squall.perf.hardware import Gpu
@@ -73,6 +75,18 @@ def full_plan(config: Config, model: ModelSpec, gpu: Gpu, latency: LatencyModel,
         on_ssd=node.ssd_bandwidth > 0,
     )
     return replace(plain, slots=slots, weights=weights, capacity=capacity(config, model, latency, num_blocks, weights, node))
+
+
+def router_of(config: Config, elastic: bool) -> Router:
+    """The router that a fleet of this mode needs."""
+    queue = config.queue
+    if config.fleet.mode == "colocated":
+        return Router(config.route, queue.max_requests, queue.max_tokens, queue.max_retries, elastic)
+    rules = config.handoff
+    return DisaggregatedRouter(
+        config.route, queue.max_requests, queue.max_tokens, queue.max_retries, elastic,
+        config.decode_route, rules.max_share, rules.max_ratio,
+    )  # fmt: skip
 
 
 def nic_bytes_per_s(config: Config, node: Node) -> float:

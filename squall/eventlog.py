@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from squall.core.actions import AnyAction
 from squall.core.controller import Controller
+from squall.core.disaggregated import DisaggregatedRouter
 from squall.core.events import AnyEvent
 from squall.core.machine import Machine
 from squall.core.pipeline import PipelinedReplica
@@ -147,6 +148,8 @@ def describe(machine: Machine) -> Created:
     match machine:
         case Router():
             names: tuple[str, ...] = ("policy", "max_queued_requests", "max_queued_tokens", "max_retries", "elastic")
+            if isinstance(machine, DisaggregatedRouter):
+                names += ("decode_policy", "max_share", "max_ratio")
         case Controller():
             names = ("plan", "scale", "load")
         case PipelinedReplica():

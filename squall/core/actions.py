@@ -98,9 +98,33 @@ class Forget(Action, frozen=True, gc=False):
     requests: tuple[RequestId, ...]
 
 
+class Hold(Action, frozen=True, gc=False):
+    """These requests have a token and do not decode: their KV stays as it is until `Join`, `Abandon` or `Forget`."""
+
+    requests: tuple[RequestId, ...]
+
+
+class Reserve(Action, frozen=True, gc=False):
+    """Take KV blocks for `num_tokens` tokens of `request`, from the free ones and, when there are none, those of `evictable`.
+
+    Its KV comes from other replicas, until `Join`; `Abandon` gives the blocks back.
+    """
+
+    request: RequestId
+    num_tokens: int
+    evictable: tuple[BlockHash, ...] = ()
+
+
+class Join(Action, frozen=True, gc=False):
+    """These requests, which were held here or whose KV has come, decode with `group` from now on."""
+
+    requests: tuple[RequestId, ...]
+    group: int
+
+
 class SendKv(Action, frozen=True, gc=False):
-    """Send a request's KV of `num_tokens` tokens, layers from `first_layer` up to (not including) `last_layer`, to the replica
-    `to`, which has blocks for it; ends in KvSent or KvFailed."""
+    """Send a request's KV of `num_tokens` tokens, layers from `first_layer` up to (not including) `last_layer` (0: to the last
+    one), to the replica `to`, which has blocks for it; ends in KvSent or KvFailed."""
 
     request: RequestId
     to: ReplicaId
@@ -200,6 +224,6 @@ class Decided(Action, frozen=True, gc=False):
 
 AnyAction = (
     Send | RunSteps | Cut | Preempt | Forget | Reply | StartReplica | LoadWeights | WarmReplica | StopReplica | Decided
-    | SendKv | Abandon | RunLayers | SendActivations
+    | Hold | Reserve | Join | SendKv | Abandon | RunLayers | SendActivations
 )  # fmt: skip
 """The closed union, for decoding."""

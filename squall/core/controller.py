@@ -25,8 +25,10 @@ from squall.core.events import (
     ReplicaStarted,
     ReplicaStopped,
     ReplicaUp,
+    RoleChanged,
     ScaleWanted,
     Stirred,
+    Unpaired,
     Warmed,
     WeightsLoaded,
     Woke,
@@ -35,6 +37,7 @@ from squall.core.fleet import Fleet, Member, Memory, NoTraffic, RoleState, Traff
 from squall.core.fleet_plan import FleetPlan
 from squall.core.fleet_view import Capacity, LoadPolicy, RoleView, ScalePolicy
 from squall.core.lifecycle import TRANSFER, Launched, Life, Phase, Redirected, Revived, TransferPhase, Withdrawn
+from squall.core.live_pairs import LivePairs
 from squall.core.nodes import Nodes
 from squall.core.placing import free_slots, least_disturbing
 from squall.core.sources import Sources
@@ -94,6 +97,7 @@ class Controller:
         self._fleet = Fleet(plan.slots, self._states, NoTraffic())
         self._sources = Sources(plan, self._fleet, load)
         self._nodes = Nodes(self._fleet)
+        self._pairs = LivePairs(self._fleet, plan.live_layers)
 
     # -- windows
 
@@ -142,6 +146,9 @@ class Controller:
                 pass
             case LayerArrived():
                 self._observe(self._member(event.replica), event, now)
+                return self._pairs.tell(event)
+            case Unpaired():
+                self._pairs.end(event)
                 return []
             case DrainWanted() if not self._draining:
                 self._draining = True
@@ -190,15 +197,15 @@ class Controller:
         self._observe_transfer(member, event, now)
         match event:
             case ReplicaStarted() if not member.stopping:
-                return [self._load(member, now)]
+                return [self._load(member, now), *self._pairs.begin(member)]
             case WeightsLoaded() if not member.stopping:
                 member.num_blocks, member.block_size = event.num_blocks, event.block_size
                 self._sources.loaded(member, now)
-                return [WarmReplica(member.replica)]
+                return [WarmReplica(member.replica), *self._pairs.tell(event)]
             case Warmed() if not member.stopping:
                 member.ready_at = now
                 member.state.load_s = (now - member.launched_at) / SECOND
-                return [self._announce(member)]
+                return self._pairs.tell(event) if member.announced else self._announce(member)
             case Emptied() if after is Phase.IDLE:
                 member.announced = False
                 member.idle_at = now
@@ -231,9 +238,11 @@ class Controller:
         assert member.source is not None
         return LoadWeights(member.replica, member.source)
 
-    def _announce(self, member: Member) -> Send:
+    def _announce(self, member: Member) -> list[AnyAction]:
+        """It takes requests from now on. A replica alone serves whole requests, until it is told otherwise."""
         member.announced = True
-        return Send(ROUTER, ReplicaUp(member.replica, member.num_blocks, member.block_size, member.role))
+        told = Send(ROUTER, ReplicaUp(member.replica, member.num_blocks, member.block_size, member.role))
+        return [told] if member.role is Role.BOTH else [Send(member.replica, RoleChanged(member.replica, member.role)), told]
 
     def _failed(self, member: Member, now: Nanos) -> None:
         if member.announced and now - member.ready_at >= STABLE_AFTER:
@@ -248,7 +257,7 @@ class Controller:
         member.layers_ready = 0
         member.source = None
         self._fleet.file(member)
-        actions: list[AnyAction] = []
+        actions = self._pairs.lose(member)
         if member.announced:
             member.announced = False
             actions.append(Send(ROUTER, ReplicaDown(member.replica, lost=True)))
@@ -311,7 +320,7 @@ class Controller:
             if member.state is not state:
                 self._fleet.assign(member, state)
             self._fleet.move(member, Revived(), now)
-            actions.append(self._announce(member))
+            actions += self._announce(member)
             count -= 1
         if not count:
             return []
@@ -366,7 +375,7 @@ class Controller:
             return []
         member.stopping = True
         self._fleet.file(member)
-        return [StopReplica(member.replica)]
+        return [StopReplica(member.replica), *self._pairs.lose(member)]
 
     def _give_up_late(self, actions: list[AnyAction], now: Nanos) -> None:
         """A replica that does not come up in time is withdrawn; another slot gets its chance."""

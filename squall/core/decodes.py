@@ -27,11 +27,12 @@ class Work:
         shared: the hashes among its blocks that are cached and counted as used by it.
         group: with which it decodes, or None.
         joined: the group's step at which it began to decode there, or NEVER.
+        started: the engine has worked on it, though it waits.
     """
 
     __slots__ = (
         "blocks", "complete", "computed", "generated", "group", "hashes", "joined", "request", "reserved", "shared",
-        "target",
+        "started", "target",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +49,7 @@ class Work:
         self.shared: tuple[BlockHash, ...] = ()
         self.group: DecodeGroup | None = None
         self.joined = NEVER
+        self.started = False
 
     def reserve(self, blocks: int, block_size: int) -> None:
         """It will hold so many blocks from its first step on. Raises ValueError for more than its prompt and less than all."""

@@ -50,17 +50,32 @@ class Arrived(Event, frozen=True, gc=False):
     request: Request
 
 
+class Held(Struct, frozen=True, gc=False, array_like=True):
+    """A request whose prefill is done and that does not decode where that was: its KV waits to go to another replica.
+
+    Attributes:
+        num_tokens: tokens whose KV there is.
+        head, num_layers: the replica that has the KV of so many first layers, where they were not run here (live scaling).
+    """
+
+    request: RequestId
+    num_tokens: int
+    head: ReplicaId | None = None
+    num_layers: int = 0
+
+
 class Progressed(Event, frozen=True, gc=False):
     """What the end of a run changed for the requests of `replica`; ids in ascending order.
 
     `first` produced their first token there, `finished` their last (or were cancelled), `preempted` lost their KV and wait again
-    at the replica. A request may be in `first` and `finished` at once.
+    at the replica, `held` are ready to be handed off. A request may be in `first` and in `finished` or `held` at once.
     """
 
     replica: ReplicaId
     first: tuple[RequestId, ...] = ()
     finished: tuple[RequestId, ...] = ()
     preempted: tuple[RequestId, ...] = ()
+    held: tuple[Held, ...] = ()
 
 
 class ReplicaUp(Event, frozen=True, gc=False):
@@ -175,26 +190,108 @@ class NodeUp(Event, frozen=True, gc=False):
 # -- KV on its way from one replica to another
 
 
-class KvSent(Event, frozen=True, gc=False):
-    """The KV of a request is at `to`. To the replica that sent it, by its driver."""
+class Part(Struct, frozen=True, gc=False, array_like=True):
+    """Who has which layers of a request's KV: from `first_layer` up to (not including) `last_layer`; 0 = to the last one."""
+
+    source: ReplicaId
+    first_layer: int = 0
+    last_layer: int = 0
+
+
+class Offered(Event, frozen=True, gc=False):
+    """The router offers a request to the replica that is to decode it: it takes blocks for `num_tokens` tokens when it can, and
+    asks each of `parts` for its layers (`KvWanted`)."""
+
+    request: Request
+    num_tokens: int
+    parts: tuple[Part, ...]
+
+
+class KvWanted(Event, frozen=True, gc=False):
+    """`to` has blocks for the KV of a request that this replica holds: send it."""
 
     request: RequestId
     to: ReplicaId
+    first_layer: int = 0
+    last_layer: int = 0
+
+
+class KvSent(Event, frozen=True, gc=False):
+    """The KV of a request is at `to`. To the replica that sent it, by its driver.
+
+    Attributes:
+        num_bytes, took: what was sent and how long that took, for the record; 0 where nobody measured.
+        path: the links that it passed, those of all GPUs.
+    """
+
+    request: RequestId
+    to: ReplicaId
+    num_bytes: int = 0
+    took: Nanos = 0
+    path: tuple[str, ...] = ()
 
 
 class KvFailed(Event, frozen=True, gc=False):
-    """It could not be sent. To the replica that sent it by its driver, and from there to `to`."""
+    """It could not be sent. To the replica that sent it by its driver, and from there to `to`: these layers do not come."""
 
     request: RequestId
     to: ReplicaId
+    first_layer: int = 0
+    last_layer: int = 0
 
 
 class KvArrived(Event, frozen=True, gc=False):
-    """Layers from `first_layer` up to (not including) `last_layer` of a request's KV are here."""
+    """Layers from `first_layer` up to (not including) `last_layer` of a request's KV are here; 0 = to the last one."""
 
     request: RequestId
     first_layer: int
     last_layer: int
+
+
+class Dropped(Event, frozen=True, gc=False):
+    """`by`, the other end of a hand-off, is gone. Who has the request's KV, whole, keeps it; who has not says `NotHeld`."""
+
+    request: RequestId
+    by: ReplicaId
+
+
+class RoleChanged(Event, frozen=True, gc=False):
+    """`replica` has this role from now on. To itself and to the router."""
+
+    replica: ReplicaId
+    role: Role
+
+
+# ... and what the router hears of it
+
+
+class Adopted(Event, frozen=True, gc=False):
+    """The KV of a request that was offered to `replica` is there; it decodes from the next step on."""
+
+    replica: ReplicaId
+    request: RequestId
+
+
+class NotHeld(Event, frozen=True, gc=False):
+    """`replica` has no KV of the request, whatever the router thinks: after `Dropped`."""
+
+    replica: ReplicaId
+    request: RequestId
+
+
+class HandoffFailed(Event, frozen=True, gc=False):
+    """`replica` could not send the request's KV to `to`, and holds it still."""
+
+    replica: ReplicaId
+    request: RequestId
+    to: ReplicaId
+
+
+class Kept(Event, frozen=True, gc=False):
+    """`replica` held these requests and decodes them itself now, since its role has changed; nobody had asked for their KV."""
+
+    replica: ReplicaId
+    requests: tuple[RequestId, ...]
 
 
 # -- live scaling: to the two replicas of a pair (see core/live_scaling.py), and what they say
@@ -302,7 +399,7 @@ AnyEvent = (
     Submitted | StepsDone | Cancelled | Arrived | Progressed | ReplicaUp | ReplicaDown | DrainWanted | ReplicaStarted
     | LayerArrived | WeightsLoaded | LoadFailed | Warmed | Emptied | ReplicaLost | ReplicaStopped | Woke | Stirred
     | ScaleWanted | NodeDown | NodeUp
-    | KvSent | KvFailed | KvArrived
+    | Offered | KvWanted | KvSent | KvFailed | KvArrived | Dropped | RoleChanged | Adopted | NotHeld | HandoffFailed | Kept
     | LivePaired | Unpaired | LayersDone | PullWanted | HandedOver | NothingLeft | BatchFormed
     | ActivationsSent | ActivationsFailed | ActivationsArrived | TakenOver | Surrendered | Disowned
 )  # fmt: skip

@@ -101,6 +101,7 @@ class FleetPlan(Struct, frozen=True):
     Attributes:
         bounds: of every role of the fleet: BOTH, or PREFILL and DECODE.
         capacity: of one replica, for policies that want to know.
+        live_layers: layers of the model, where replicas can run them one by one (live scaling); 0 where they cannot.
     """
 
     bounds: dict[Role, Bounds]
@@ -108,6 +109,7 @@ class FleetPlan(Struct, frozen=True):
     weights: Weights = field(default_factory=Weights)
     patience: Patience = field(default_factory=Patience)
     capacity: Capacity | None = None
+    live_layers: int = 0
 
     @classmethod
     def fixed(cls, num_replicas: int) -> FleetPlan:

@@ -21,11 +21,14 @@ class ReplicaView(Protocol):
         num_running: requests that have, and are unfinished.
         num_preempted: of the running ones, those that lost their KV since and wait again.
         num_tokens: prompt tokens of all its unfinished requests.
+        num_promised: KV, in tokens, that its requests may come to need: prompts and longest outputs.
         num_blocks, block_size: its KV pool.
     """
 
     @property
     def replica(self) -> ReplicaId: ...
+    @property
+    def num_promised(self) -> int: ...
     @property
     def num_waiting(self) -> int: ...
     @property

@@ -70,8 +70,14 @@ _GONE: Mapping[Happening, Phase] = {ReplicaLost: Phase.FAILED, ReplicaStopped: P
 REPLICA: Mapping[Phase, Mapping[Happening, Phase]] = {
     Phase.OFF: {Launched: Phase.STARTING, Emptied: Phase.OFF},
     Phase.STARTING: {ReplicaStarted: Phase.LOADING, **_GONE},
-    Phase.LOADING: {LayerArrived: Phase.LOADING, WeightsLoaded: Phase.WARMING, LoadFailed: Phase.FAILED, **_GONE},
-    Phase.WARMING: {Warmed: Phase.READY, **_GONE},
+    Phase.LOADING: {
+        LayerArrived: Phase.LOADING,
+        WeightsLoaded: Phase.WARMING,
+        LoadFailed: Phase.FAILED,
+        Emptied: Phase.LOADING,  # of a replica that worked already, in a pair that was lost
+        **_GONE,
+    },
+    Phase.WARMING: {Warmed: Phase.READY, Emptied: Phase.WARMING, **_GONE},
     Phase.READY: {Withdrawn: Phase.DRAINING, Emptied: Phase.READY, **_GONE},
     Phase.DRAINING: {Emptied: Phase.IDLE, Revived: Phase.READY, **_GONE},
     Phase.IDLE: {Revived: Phase.READY, **_GONE},
@@ -116,13 +122,18 @@ class RequestPhase(StrEnum):
     WAITING = "waiting"  # at a replica, without a token from there
     RUNNING = "running"  # has a token from there
     PREEMPTED = "preempted"  # had one, lost its KV, waits at the replica
+    HELD = "held"  # has one; its KV waits there for a replica that decodes it
+    MOVING = "moving"  # promised to that one, which has blocks for it or waits for them
     CANCELLING = "cancelling"  # nobody wants it; the replica has not let go of it yet
     FINISHED = "finished"
     CANCELLED = "cancelled"
     REJECTED = "rejected"
 
 
-RequestHappening = Literal["sent", "first token", "preempted", "finished", "cancelled", "replica lost", "rejected"]
+RequestHappening = Literal[
+    "sent", "first token", "preempted", "held", "offered", "adopted", "taken back", "kept", "finished", "cancelled",
+    "replica lost", "rejected",
+]  # fmt: skip
 
 _AT_REPLICA: Mapping[RequestHappening, RequestPhase] = {
     "finished": RequestPhase.FINISHED,
@@ -133,11 +144,27 @@ _AT_REPLICA: Mapping[RequestHappening, RequestPhase] = {
 REQUEST: Mapping[RequestPhase, Mapping[RequestHappening, RequestPhase]] = {
     RequestPhase.QUEUED: {"sent": RequestPhase.WAITING, "cancelled": RequestPhase.CANCELLED, "rejected": RequestPhase.REJECTED},
     RequestPhase.WAITING: {"first token": RequestPhase.RUNNING, "preempted": RequestPhase.WAITING, **_AT_REPLICA},
-    RequestPhase.RUNNING: {"preempted": RequestPhase.PREEMPTED, **_AT_REPLICA},
-    RequestPhase.PREEMPTED: {"first token": RequestPhase.RUNNING, "preempted": RequestPhase.PREEMPTED, **_AT_REPLICA},
+    RequestPhase.RUNNING: {"preempted": RequestPhase.PREEMPTED, "held": RequestPhase.HELD, **_AT_REPLICA},
+    RequestPhase.PREEMPTED: {
+        "first token": RequestPhase.RUNNING,
+        "preempted": RequestPhase.PREEMPTED,
+        "held": RequestPhase.HELD,
+        **_AT_REPLICA,
+    },
+    RequestPhase.HELD: {"offered": RequestPhase.MOVING, "kept": RequestPhase.RUNNING, **_AT_REPLICA},
+    RequestPhase.MOVING: {
+        "adopted": RequestPhase.RUNNING,
+        "taken back": RequestPhase.HELD,
+        "kept": RequestPhase.RUNNING,
+        **_AT_REPLICA,
+    },
     RequestPhase.CANCELLING: {
         "first token": RequestPhase.CANCELLING,
         "preempted": RequestPhase.CANCELLING,
+        "held": RequestPhase.CANCELLING,
+        "adopted": RequestPhase.CANCELLING,
+        "taken back": RequestPhase.CANCELLING,
+        "kept": RequestPhase.CANCELLING,
         "cancelled": RequestPhase.CANCELLING,
         "finished": RequestPhase.CANCELLED,
         "replica lost": RequestPhase.CANCELLED,

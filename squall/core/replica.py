@@ -10,11 +10,14 @@ it took (evicting from the prefix cache), what its decodes leave behind, what it
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from squall.core.actions import AnyAction, Chunk, Cut, Forget, Preempt, RunSteps, Send
+from squall.core.actions import AnyAction, Chunk, Cut, Forget, Join, Preempt, RunLayers, RunSteps, Send
 from squall.core.blocks import EVICTED_AT_ONCE, BlockPool
 from squall.core.decodes import NEVER, Work, arrival
-from squall.core.events import AnyEvent, Cancelled, Progressed, StepsDone, Submitted, Woke
+from squall.core.events import AnyEvent, Cancelled, Held, LivePaired, Progressed, StepsDone, Submitted, Woke
 from squall.core.groups import Groups
+from squall.core.handoff import Handoffs, seats_of
+from squall.core.live_scaling import LATE, LIMITS, LiveTarget, answer_late
+from squall.core.live_source import LiveSource
 from squall.core.types import ROUTER, BlockHash, Nanos, ReplicaId, Request, RequestId, RunId
 from squall.core.views import BatchingPolicy, Plan, WorkView
 
@@ -31,15 +34,16 @@ class Replica:
         pool: the KV blocks.
         decodes: the requests that decode (in `PipelinedReplica` those that no run in progress has).
         waiting, prefilling: the other requests.
+        handoffs: its part in hand-offs; None where it has none.
         num_preemptions: so far.
         num_prefix_queries, num_prefix_hits: tokens looked up in the prefix cache at admission, and those found there.
     """
 
     __slots__ = (
         "_batch", "_busy", "_cancelled", "_group", "_groups", "_looked_at", "_open", "_run", "_running", "block_size",
-        "decodes", "free_blocks", "id", "num_blocks", "num_decodes", "num_preemptions", "num_prefix_hits",
-        "num_prefix_queries", "num_stages", "policy", "pool", "preempted", "prefilling", "steps_since_mark", "waiting",
-        "wake_at",
+        "decodes", "free_blocks", "handoffs", "id", "limits", "live", "num_blocks", "num_decodes",
+        "num_preemptions", "num_prefix_hits", "num_prefix_queries", "num_stages", "policy", "pool", "preempted", "prefilling",
+        "steps_since_mark", "waiting", "wake_at",
     )  # fmt: skip
 
     def __init__(self, id: ReplicaId, policy: BatchingPolicy, num_blocks: int, block_size: int) -> None:
@@ -54,6 +58,7 @@ class Replica:
         self.decodes = self._groups.empty()
         self.waiting: deque[Work] = deque()
         self.prefilling: list[Work] = []
+        self.handoffs: Handoffs | None = None
         self.wake_at: Nanos | None = None
         self.num_preemptions = 0
         self.num_prefix_queries = 0
@@ -69,6 +74,8 @@ class Replica:
         self._batch: list[tuple[Work, int]] = []  # the run's chunks: whose, and tokens a step
         self._cancelled: list[RequestId] = []  # in a run, to be dropped at its end
         self._looked_at: list[WorkView] = []  # whose cached blocks the policy asked for
+        self.live: LiveTarget | LiveSource | None = None
+        self.limits = LIMITS
 
     @property
     def num_running(self) -> int:
@@ -97,6 +104,9 @@ class Replica:
     def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
         if type(event) is StepsDone:
             return self._end_run(event)
+        live = self.live
+        if live is not None and (answer := live.handle(event, now)) is not None:
+            return answer
         if type(event) is Submitted:
             return self._submit(event.request, now)
         if type(event) is Woke:
@@ -107,19 +117,27 @@ class Replica:
             return self._begin_run((), gone, gone)
         if type(event) is Cancelled:
             return self._cancel(event.request, now)
-        raise TypeError(f"replica {self.id} cannot handle {type(event).__name__}")
+        if type(event) is LivePaired:
+            return self._pair(event, now)
+        if isinstance(event, LATE):
+            return answer_late(event)
+        return self._hand_off(event, now)
 
     def _submit(self, request: Request, now: Nanos) -> list[AnyAction]:
+        self.enqueue(request)
+        if self._busy:
+            return self._cut() if self._open else []
+        self.wake_at = now
+        return []
+
+    def enqueue(self, request: Request) -> None:
+        """Into the queue. Raises ValueError for one that can never fit."""
         # The last token's KV is never needed.
         if request.num_prompt_tokens + request.max_output_tokens - 1 > self.num_blocks * self.block_size:
             raise ValueError(f"request {request.id} can never fit into the {self.num_blocks} blocks of replica {self.id}")
         generated = request.num_output_tokens
         hashes = request.block_hashes if self.policy.prefix_cache else ()
         self.waiting.append(Work(request, hashes, request.num_prompt_tokens + generated, generated))
-        if self._busy:
-            return self._cut() if self._open else []
-        self.wake_at = now
-        return []
 
     def _cancel(self, request: RequestId, now: Nanos) -> list[AnyAction]:
         if request in self._running:
@@ -133,11 +151,75 @@ class Replica:
                 gone = (request,)
                 cut = self._cut()
                 return [Send(ROUTER, Progressed(self.id, finished=gone)), Forget(gone), *cut]
-        return []
+        if self.handoffs is None:
+            return []
+        before = self.handoffs.stirred
+        self.handoffs.cancel(request)
+        return self._stir(before, now)
+
+    def _hand_off(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
+        if self.handoffs is None:
+            self.handoffs = Handoffs(self.id, self.pool, self._running, self.block_size, seats_of(self.policy))
+        before = self.handoffs.stirred
+        actions = self.handoffs.handle(event)
+        if actions is None:
+            raise TypeError(f"replica {self.id} cannot handle {type(event).__name__}")
+        return actions + self._stir(before, now)
+
+    def _stir(self, before: bool, now: Nanos) -> list[AnyAction]:
+        """Let a boundary come soon, if a hand-off needs one and none was asked for before."""
+        if self.handoffs is None or before or not self.handoffs.stirred:
+            return []
+        if not self._busy:
+            self.wake_at = now
+        return self._cut()
 
     def _cut(self) -> list[AnyAction]:
         self._open = False
         return [Cut(self._run)] if self._busy else []
+
+    # -- live scaling (see core/live_scaling.py)
+
+    @property
+    def busy(self) -> bool:
+        """Steps or layers run."""
+        return self._busy
+
+    def _pair(self, event: LivePaired, now: Nanos) -> list[AnyAction]:
+        if event.target == self.id:
+            self.live = LiveTarget(self, event, self.limits, now)
+            return []
+        self.live = source = LiveSource(self, event)
+        return source.begin(now)
+
+    def nudge(self, now: Nanos) -> list[AnyAction]:
+        """Let a boundary come soon."""
+        if not self._busy:
+            self.wake_at = now
+        return self._cut()
+
+    def take_waiting(self) -> list[Work]:
+        """All of the queue, out of it."""
+        works = list(self.waiting)
+        self.waiting.clear()
+        return works
+
+    def join(self, works: list[Work]) -> list[AnyAction]:
+        """At a boundary: these have their KV and decode from now on. Empties the list."""
+        for work in works:
+            self._running[work.request.id] = work
+            self.decodes.join(work)
+        joined = tuple(work.request.id for work in works)
+        works.clear()
+        return [Join(joined, self.decodes.id)] if joined else []
+
+    def end_layers(
+        self, first: Sequence[RequestId], finished: tuple[RequestId, ...], gone: tuple[RequestId, ...]
+    ) -> list[AnyAction]:
+        """The layers that ran in place of a step are done, and this is what they have changed."""
+        self._busy = False
+        dropped = self._drop_cancelled() if self._cancelled else ()
+        return self._begin_run(first, tuple(sorted(finished + dropped)), gone + dropped)
 
     # -- the end of a run
 
@@ -194,8 +276,11 @@ class Replica:
         work.generated += 1
         if request in stopped:
             self._drop(work)
+            return
+        self.prefilling.remove(work)
+        if self.handoffs is not None and self.handoffs.holds and request not in self._cancelled:
+            self.handoffs.hold(work)
         else:
-            self.prefilling.remove(work)
             self._group.join(work)
 
     def _drop(self, work: Work) -> None:
@@ -213,18 +298,43 @@ class Replica:
         self, first: Sequence[RequestId], finished: tuple[RequestId, ...], gone: tuple[RequestId, ...]
     ) -> list[AnyAction]:
         """Start what the policy plans. Returns all actions of the call: what the last run changed is told here, too."""
+        held: tuple[Held, ...] = ()
+        moves: list[AnyAction] | None = None
+        if self.handoffs is not None:
+            boundary = self.handoffs.at_boundary(self.decodes, self._has_preempted(), gone)
+            held, moves = boundary.held, boundary.actions
+            finished = tuple(sorted(finished + boundary.gone)) if boundary.gone else finished
         preempted: list[RequestId] = []
-        plan = self._plan(preempted)
+        lost: list[RequestId] = []
+        told: list[AnyAction] | None = None
+        layers: RunLayers | None = None
+        live = self.live
+        if live is not None:
+            told, lost = live.at_boundary()
+            layers = live.layers()
+        plan = self._plan(preempted) if layers is None else Plan()
+        preempted += lost
         actions: list[AnyAction] = []
-        if first or finished or preempted:
-            actions.append(Send(ROUTER, Progressed(self.id, tuple(first), finished, tuple(sorted(preempted)))))
-        if gone:
+        if first or finished or preempted or held:
+            actions.append(Send(ROUTER, Progressed(self.id, tuple(first), finished, tuple(sorted(preempted)), held)))
+        if moves is not None:
+            actions += moves
+        elif gone:
             actions.append(Forget(gone))
+        if told is not None:
+            actions += told
         if preempted:
             actions.append(Preempt(tuple(preempted)))
-        if self.num_decodes or plan.chunks or plan.admit:
+        if layers is not None:
+            self._busy = True
+            actions.append(layers)
+        elif self.num_decodes or plan.chunks or plan.admit:
             actions.append(self._launch(plan))
-        return actions
+        return actions if live is None else actions + live.after()
+
+    def _has_preempted(self) -> bool:
+        """Somebody who decoded here waits for blocks."""
+        return bool(self.waiting) and self.waiting[0].generated > self.waiting[0].request.num_output_tokens
 
     def _plan(self, preempted: list[RequestId]) -> Plan:
         """The policy's answer, after preempting until the next step of what runs has its blocks."""
@@ -274,14 +384,19 @@ class Replica:
     def _preempt(self, work: Work) -> RequestId:
         """Send it back to the head of the queue. It keeps its tokens and loses its blocks."""
         self._drop(work)
+        self.requeue(work)
+        return work.request.id
+
+    def requeue(self, work: Work) -> None:
+        """To the head of the queue, without its blocks."""
         work.target = work.request.num_prompt_tokens + work.generated
         work.computed = 0
         work.blocks = 0
         work.reserved = 0
         work.shared = ()
+        work.started = True
         self.waiting.appendleft(work)
         self.num_preemptions += 1
-        return work.request.id
 
     def _launch(self, plan: Plan) -> RunSteps:
         decodes = self.num_decodes

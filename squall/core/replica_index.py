@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NoReturn
 
-from squall.core.fleet_view import ChoosePolicy, RankPolicy, ReplicaView
+from squall.core.demand import Demand
+from squall.core.fleet_view import ChoosePolicy, RankPolicy, ReplicaView, RoutePolicy
 from squall.core.prefix_index import PrefixIndex
-from squall.core.types import ReplicaId, Request
+from squall.core.types import ReplicaId, Request, Role
 from squall.errors import ConfigError
 
 
@@ -20,15 +21,23 @@ class Backend:
     """The router's record of a replica; satisfies `ReplicaView`.
 
     Attributes:
+        role: what it serves; `demand`: what is asked of all of that role; `index`: where they are found.
+        num_promised: KV, in tokens, that its requests may come to need, and those that are on their way to it.
         open: it takes new requests (it is in the index then).
         rank: the policy's last word on it; None while it takes nothing.
     """
 
-    __slots__ = ("block_size", "num_blocks", "num_preempted", "num_running", "num_tokens", "num_waiting", "open", "rank",
-                 "replica")  # fmt: skip
+    __slots__ = ("block_size", "demand", "index", "num_blocks", "num_preempted", "num_promised", "num_running", "num_tokens",
+                 "num_waiting", "open", "rank", "replica", "role")  # fmt: skip
 
-    def __init__(self, replica: ReplicaId, num_blocks: int, block_size: int) -> None:
+    def __init__(
+        self, replica: ReplicaId, num_blocks: int, block_size: int, role: Role, demand: Demand, index: Ranked | Chosen
+    ) -> None:
         self.replica = replica
+        self.role = role
+        self.demand = demand
+        self.index = index
+        self.num_promised = 0
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_waiting = 0
@@ -211,6 +220,11 @@ class Chosen:
         ids = ", ".join(str(backend.replica) for backend in some)
         policy = type(self._policy).__name__
         raise ConfigError(f"route policy {policy} chose replica {choice!r}; it may choose one of {ids}, or None to keep waiting")
+
+
+def index_of(policy: RoutePolicy) -> Ranked | Chosen:
+    """An empty index."""
+    return Chosen(policy) if isinstance(policy, ChoosePolicy) else Ranked(policy.rank)
 
 
 def _id(backend: Backend) -> ReplicaId:

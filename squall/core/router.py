@@ -10,6 +10,7 @@ from collections import OrderedDict
 
 from squall.core.actions import AnyAction, Reply, Send
 from squall.core.demand import Demand
+from squall.core.entries import Entry
 from squall.core.events import (
     AnyEvent,
     Arrived,
@@ -22,39 +23,20 @@ from squall.core.events import (
     ReplicaUp,
     Stirred,
     Submitted,
+    Surrendered,
+    TakenOver,
+    Unpaired,
     Woke,
 )
 from squall.core.finish_rate import MIN_WAIT_S, UNKNOWN_WAIT_S, FinishRate
-from squall.core.fleet_view import ChoosePolicy, RoutePolicy
+from squall.core.fleet_view import RoutePolicy
 from squall.core.lifecycle import REQUEST, RequestHappening, RequestPhase
-from squall.core.replica_index import Backend, Chosen, Ranked
+from squall.core.live_routes import LiveRoutes
+from squall.core.replica_index import Backend, Chosen, Ranked, index_of
 from squall.core.types import CONTROLLER, Nanos, ReplicaId, Request, RequestId, Role
 from squall.errors import IllegalTransition
 
-QUEUED, PREEMPTED = RequestPhase.QUEUED, RequestPhase.PREEMPTED  # a member looked up in its class takes as long as a call
-
-
-class Entry:
-    """An unfinished request.
-
-    Attributes:
-        num_tokens: the most KV that it may need.
-        backend: the replica that has it; None while it is queued here.
-        started: that replica has yielded a token of it.
-        lost_by: replicas that died with it.
-        queued_at: since when it waits here, while it does.
-    """
-
-    __slots__ = ("backend", "lost_by", "num_tokens", "phase", "queued_at", "request", "started")
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.num_tokens = request.num_prompt_tokens + request.max_output_tokens
-        self.phase = QUEUED
-        self.backend: Backend | None = None
-        self.started = False
-        self.lost_by: tuple[ReplicaId, ...] = ()
-        self.queued_at: Nanos = request.arrived_at
+PREEMPTED = RequestPhase.PREEMPTED  # a member looked up in its class takes as long as a call
 
 
 class Router:
@@ -78,8 +60,8 @@ class Router:
     replica says `finished` of a cancelled request too. A `Cancelled` may cross with it, and of an unknown id is ignored.
     """
 
-    __slots__ = ("_backends", "_closing", "_demand", "_draining", "_entries", "_index", "_largest", "_largest_ever", "_queue",
-                 "_rate", "_smallest", "elastic", "max_queued_requests", "max_queued_tokens", "max_retries", "policy",
+    __slots__ = ("_backends", "_closing", "_demand", "_draining", "_entries", "_index", "_largest", "_largest_ever", "_pairs",
+                 "_queue", "_rate", "_smallest", "elastic", "max_queued_requests", "max_queued_tokens", "max_retries", "policy",
                  "wake_at")  # fmt: skip
 
     def __init__(
@@ -91,11 +73,12 @@ class Router:
         self.max_queued_requests = max_queued_requests
         self.max_queued_tokens = max_queued_tokens
         self.max_retries = max_retries
-        self._index = Chosen(policy) if isinstance(policy, ChoosePolicy) else Ranked(policy.rank)
+        self._index = index_of(policy)
         self._backends: dict[ReplicaId, Backend] = {}  # all that are open or have unfinished requests
         self._entries: dict[RequestId, Entry] = {}
         self._queue: OrderedDict[RequestId, Entry] = OrderedDict()
         self._demand = Demand(self._oldest_queued_at)
+        self._pairs = LiveRoutes(self)
         self._rate = FinishRate()
         self._draining = False
         self._closing: set[ReplicaId] = set()  # withdrawn, but still needed for the queue
@@ -144,6 +127,8 @@ class Router:
             case DrainWanted():
                 self._draining = True
                 return self._settle()
+            case Surrendered() | TakenOver() | Unpaired():
+                return self._pairs.handle(event, now)
             case Woke():
                 return []
         raise IllegalTransition(f"the router got {type(event).__name__}, which is not for it")
@@ -157,7 +142,7 @@ class Router:
         demand.num_arrived += 1
         demand.num_arrived_tokens += request.num_prompt_tokens
         if self._draining:
-            return [_reply(request, Rejection.DRAINING, "the service is shutting down", UNKNOWN_WAIT_S)]
+            return [reply(request, Rejection.DRAINING, "the service is shutting down", UNKNOWN_WAIT_S)]
         entry = Entry(request)
         stirred: list[AnyAction] = [Send(CONTROLLER, Stirred())] if self.elastic and not self._entries else []
         if entry.num_tokens > self._largest and self._index.replicas:
@@ -170,7 +155,7 @@ class Router:
         room = len(self._queue) < self.max_queued_requests
         if not room or demand.num_queued_tokens + request.num_prompt_tokens > self.max_queued_tokens:
             message = f"{len(self._queue)} requests with {demand.num_queued_tokens} prompt tokens are waiting already"
-            return [_reply(request, Rejection.QUEUE_FULL, message, self._rate.wait_s(len(self._queue), now)), *stirred]
+            return [reply(request, Rejection.QUEUE_FULL, message, self._rate.wait_s(len(self._queue), now)), *stirred]
         self._entries[request.id] = entry
         self._enqueue(entry, now)
         return stirred
@@ -179,7 +164,7 @@ class Router:
         backend = self._backends.get(event.replica)
         if backend is None:
             raise IllegalTransition(f"replica {event.replica} reports {event}, but is not up")
-        demand = self._demand
+        demand = backend.demand
         for request in event.first:
             entry = self._step(request, backend, "first token")
             if not entry.started:
@@ -196,6 +181,7 @@ class Router:
             del self._entries[request]
             tokens = entry.request.num_prompt_tokens
             backend.num_tokens -= tokens
+            backend.num_promised -= entry.num_tokens
             demand.num_promised_tokens -= entry.num_tokens
             if entry.started:
                 backend.num_running -= 1
@@ -207,7 +193,7 @@ class Router:
         if event.finished:
             self._rate.add(len(event.finished), now)
         if backend.open:
-            self._index.changed(backend)
+            backend.index.changed(backend)
             return self._settle() if self._queue else []
         return self._emptied(backend)
 
@@ -244,12 +230,20 @@ class Router:
     def _replica_up(self, event: ReplicaUp) -> list[AnyAction]:
         backend = self._backends.get(event.replica)
         if backend is None:
-            backend = self._backends[event.replica] = Backend(event.replica, event.num_blocks, event.block_size)
+            demand, index = self._place(event.role)
+            backend = Backend(event.replica, event.num_blocks, event.block_size, event.role, demand, index)
+            self._backends[event.replica] = backend
         elif backend.open:
             raise IllegalTransition(f"replica {event.replica} came up while it was up")
+        if event.partner is not None:
+            self._pairs.begin(self._backends.get(event.partner))
         backend.open = True
-        self._index.add(backend)
+        backend.index.add(backend)
         return self._fleet_changed()
+
+    def _place(self, _role: Role) -> tuple[Demand, Ranked | Chosen]:
+        """Where replicas of the role are counted and found."""
+        return self._demand, self._index
 
     def _replica_down(self, event: ReplicaDown, now: Nanos) -> list[AnyAction]:
         backend = self._backends.get(event.replica)
@@ -267,11 +261,11 @@ class Router:
         if not backend.open:
             return []
         backend.open = False
-        self._index.remove(backend)
+        backend.index.remove(backend)
         return self._fleet_changed() + self._emptied(backend)
 
     def _emptied(self, backend: Backend) -> list[AnyAction]:
-        if backend.num_waiting or backend.num_running:
+        if backend.num_waiting or backend.num_running or self._pairs.is_aside(backend):
             return []
         del self._backends[backend.replica]
         return [Send(CONTROLLER, Emptied(backend.replica))]
@@ -279,31 +273,39 @@ class Router:
     def _lose(self, backend: Backend, now: Nanos) -> list[AnyAction]:
         """Its requests go to the front of the queue, or are given up."""
         del self._backends[backend.replica]
+        self._pairs.forget(backend)
         self._closing.discard(backend.replica)
         if backend.open:
-            self._index.remove(backend)
+            backend.index.remove(backend)
         actions: list[AnyAction] = []
         orphans = sorted(id for id, entry in self._entries.items() if entry.backend is backend)
         for id in reversed(orphans):
-            entry = self._step(id, backend, "replica lost")
-            self._demand.num_promised_tokens -= entry.num_tokens
-            if entry.started:
-                self._demand.num_running -= 1
-            else:
-                self._demand.num_waiting -= 1
-                self._demand.num_waiting_tokens -= entry.request.num_prompt_tokens
-            entry.backend = None
-            entry.started = False
-            entry.lost_by += (backend.replica,)
-            if entry.phase is RequestPhase.CANCELLED:
-                del self._entries[id]
-                continue
-            self._enqueue(entry, now)
-            self._queue.move_to_end(id, last=False)
-            if len(entry.lost_by) > self.max_retries:
-                times = "once" if len(entry.lost_by) == 1 else f"{len(entry.lost_by)} times"
-                actions.append(self._reject(entry, Rejection.LOST, f"lost its replica {times}", MIN_WAIT_S))
+            actions += self._requeue(self._entries[id], backend, now)
         return actions[::-1] + self._fleet_changed()
+
+    def _requeue(self, entry: Entry, backend: Backend, now: Nanos) -> list[AnyAction]:
+        """`backend` has lost it: it goes to the front of the queue, or is given up."""
+        id = entry.request.id
+        self._step(id, backend, "replica lost")
+        demand = backend.demand
+        demand.num_promised_tokens -= entry.num_tokens
+        if entry.started:
+            demand.num_running -= 1
+        else:
+            demand.num_waiting -= 1
+            demand.num_waiting_tokens -= entry.request.num_prompt_tokens
+        entry.backend = None
+        entry.started = False
+        entry.lost_by += (backend.replica,)
+        if entry.phase is RequestPhase.CANCELLED:
+            del self._entries[id]
+            return []
+        self._enqueue(entry, now)
+        self._queue.move_to_end(id, last=False)
+        if len(entry.lost_by) <= self.max_retries:
+            return []
+        times = "once" if len(entry.lost_by) == 1 else f"{len(entry.lost_by)} times"
+        return [self._reject(entry, Rejection.LOST, f"lost its replica {times}", MIN_WAIT_S)]
 
     def _fleet_changed(self) -> list[AnyAction]:
         """Measure the KV pools of the replicas that take requests, and judge by them what waits."""
@@ -356,7 +358,8 @@ class Router:
         backend.num_waiting += 1
         tokens = entry.request.num_prompt_tokens
         backend.num_tokens += tokens
-        demand = self._demand
+        backend.num_promised += entry.num_tokens
+        demand = backend.demand
         demand.num_waiting += 1
         demand.num_waiting_tokens += tokens
         demand.num_promised_tokens += entry.num_tokens
@@ -383,16 +386,16 @@ class Router:
     def _reject(self, entry: Entry, rejection: Rejection, message: str, retry_after_s: float) -> Reply:
         """Out of the queue, with a reason."""
         self._forget(entry, "rejected")
-        return _reply(entry.request, rejection, message, retry_after_s)
+        return reply(entry.request, rejection, message, retry_after_s)
 
     def _too_large(self, entry: Entry) -> Reply:
         request = entry.request
         need = f"{request.num_prompt_tokens} prompt tokens and up to {request.max_output_tokens} output tokens"
         if entry.num_tokens <= self._largest_ever:
             message = f"{need} fit only into the KV cache of a replica that is down"
-            return _reply(request, Rejection.NO_CAPACITY, message, UNKNOWN_WAIT_S)
-        return _reply(request, Rejection.TOO_LARGE, f"{need} do not fit into a KV cache of {self._largest} tokens", 0.0)
+            return reply(request, Rejection.NO_CAPACITY, message, UNKNOWN_WAIT_S)
+        return reply(request, Rejection.TOO_LARGE, f"{need} do not fit into a KV cache of {self._largest} tokens", 0.0)
 
 
-def _reply(request: Request, rejection: Rejection, message: str, retry_after_s: float) -> Reply:
+def reply(request: Request, rejection: Rejection, message: str, retry_after_s: float) -> Reply:
     return Reply(request.id, rejection, f"request {request.id}: {message}", retry_after_s)

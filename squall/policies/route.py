@@ -197,7 +197,16 @@ class PrefixAffinity(Affine, frozen=True, tag_field="kind", tag="prefix_affinity
         return min(cool)[1] if cool else lowest.replica
 
 
-Route = RoundRobin | LeastLoaded | LeastKv | LeastOutstanding | Random | PowerOfTwo | Session | PrefixAffinity | Pull
+class LeastPromised(Struct, frozen=True, tag_field="kind", tag="least_promised", forbid_unknown_fields=True):
+    """The smallest part of its KV pool promised, by prompts and longest outputs: of hand-offs it is what is known for sure."""
+
+    def rank(self, replica: ReplicaView) -> float:
+        return replica.num_promised / (replica.num_blocks * replica.block_size)
+
+
+Route = (
+    RoundRobin | LeastLoaded | LeastKv | LeastOutstanding | LeastPromised | Random | PowerOfTwo | Session | PrefixAffinity | Pull
+)
 
 
 def promised(replica: ReplicaView, output_tokens: int, max_waiting: int) -> int | None:

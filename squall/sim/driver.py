@@ -11,15 +11,22 @@ from typing import Final
 from msgspec.structs import replace
 
 from squall.core.actions import (
+    Abandon,
     AnyAction,
     Cut,
     Decided,
     Forget,
+    Hold,
+    Join,
     LoadWeights,
     Preempt,
     Reply,
+    Reserve,
+    RunLayers,
     RunSteps,
     Send,
+    SendActivations,
+    SendKv,
     StartReplica,
     StopReplica,
     WarmReplica,
@@ -27,6 +34,7 @@ from squall.core.actions import (
 from squall.core.events import AnyEvent, Cancelled, Submitted, Woke
 from squall.core.machine import Machine
 from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, ReplicaId, RunId
+from squall.sim.layers import LayeredEngine
 from squall.sim.loading import Loader
 from squall.sim.pipeline import PipelinedEngine
 from squall.sim.slowed import Slowed
@@ -52,6 +60,7 @@ class Driver:
         loader: performs the controller's actions.
         log: see EventLog.
         num_stages: pipeline stages of every replica.
+        num_layers: of the model, where replicas run single ones; 0 where they do not.
         make: a fresh machine for a replica that starts (again); it is told when. None: only those of `machines` do, once.
 
     Attributes:
@@ -68,6 +77,7 @@ class Driver:
         loader: Loader,
         log: EventLog | None = None,
         num_stages: int = 1,
+        num_layers: int = 0,
         make: Callable[[ReplicaId, Nanos], Machine] | None = None,
     ) -> None:
         self.now: Nanos = 0
@@ -80,6 +90,7 @@ class Driver:
         self._log = log
         self._make = make
         self._num_stages = num_stages
+        self._num_layers = num_layers
         self._engines: dict[ReplicaId, Engine] = {id: self._new_engine(id) for id in machines if id >= 0}
         self._heap: list[tuple[Nanos, int, MachineId, int, AnyEvent | None]] = []
         self._messages: deque[tuple[MachineId, AnyEvent]] = deque()
@@ -90,6 +101,7 @@ class Driver:
         self._enders: dict[MachineId, Engine | Loader] = {**self._engines, CONTROLLER: loader}
         loader.push = self._ask_loader
         loader.lost = self._lose
+        loader.tell_replica = self._tell
 
     @property
     def num_steps(self) -> int:
@@ -157,6 +169,8 @@ class Driver:
                 if event is None:
                     event = enders[id].end(at) if priority == END else self._wake(id, at)
                     if event is None:
+                        if messages:
+                            now = at  # the loader had something for a replica
                         continue
                 now = at
             else:
@@ -216,6 +230,16 @@ class Driver:
                 self._engines[id].preempt(requests)
             case Forget(requests):
                 self._engines[id].forget(requests)
+            case Hold(requests):
+                self._engines[id].hold(requests)
+            case Join(requests, group):
+                self._engines[id].join(requests, group)
+            case RunLayers():
+                heappush(self._heap, (self._start_layers(id, action, now), END, id, action.batch, None))
+            case SendKv() | SendActivations():
+                self._loader.send_kv(id, action, now)
+            case Abandon() | Reserve():
+                pass  # blocks are the machine's business: here they have no content
             case Reply(request, rejection):
                 self._world.reject(request, rejection, now)
             case StartReplica(replica):
@@ -230,6 +254,10 @@ class Driver:
                 raise TypeError(f"the simulated driver cannot perform {type(action).__name__}")
 
     # -- replicas that come and go
+
+    def _tell(self, replica: ReplicaId, event: AnyEvent) -> None:
+        """After the ends of this instant, so that a step which ends now has ended."""
+        self._messages.append((replica, event))
 
     def _ask_loader(self, at: Nanos) -> None:
         self._sequence += 1
@@ -246,7 +274,15 @@ class Driver:
         self._engines[replica] = self._enders[replica] = self._new_engine(replica)
         self._wakes.pop(replica, None)
 
+    def _start_layers(self, id: MachineId, action: RunLayers, now: Nanos) -> Nanos:
+        engine = self._engines[id]
+        if not isinstance(engine, LayeredEngine):
+            raise TypeError(f"the engine of replica {id} runs whole steps only")
+        return engine.start_layers(action, now)
+
     def _new_engine(self, replica: ReplicaId) -> Engine:
+        if self._num_layers:
+            return LayeredEngine(self._world, replica, self._num_layers)
         stages = self._num_stages
         return Engine(self._world, replica) if stages == 1 else PipelinedEngine(self._world, replica, stages)
 

@@ -13,14 +13,15 @@ from msgspec.structs import replace
 
 from squall.config import Config
 from squall.core.fleet_plan import FleetPlan
-from squall.core.types import SECOND, ReplicaId
+from squall.core.types import SECOND, Nanos, ReplicaId
 from squall.deployment import full_plan, node_of, plain_plan
-from squall.errors import ConfigError
+from squall.perf.dtypes import DTYPE_BYTES
 from squall.perf.hardware import Gpu
 from squall.perf.latency import LatencyModel
 from squall.perf.spec import ModelSpec
 from squall.sim.fabric import Fabric
 from squall.sim.faults import Faults
+from squall.sim.handoff import KvMoves, KvShape, Lanes
 from squall.sim.loading import Delays, Roads
 from squall.sim.network import Network
 from squall.sim.weights import WeightFlows
@@ -43,6 +44,7 @@ class Ground(Struct, frozen=True):
         fabric: whose links these are.
         shard: of the weights, a GPU.
         num_gpus: of one replica.
+        kv: what a token's KV weighs; `kv_delay`: a fixed time for every hand-off.
     """
 
     plan: FleetPlan
@@ -51,6 +53,8 @@ class Ground(Struct, frozen=True):
     fabric: Fabric | None = None
     shard: Shard | None = None
     num_gpus: int = 1
+    kv: KvShape = KvShape()
+    kv_delay: Nanos | None = None
 
     def gpus_of(self, replica: ReplicaId) -> Sequence[int]:
         """A replica's GPUs, in the order of its ranks."""
@@ -66,6 +70,13 @@ class Ground(Struct, frozen=True):
         network = Network(self.links)
         return Roads(network, WeightFlows(network, self.fabric, self.gpus_of, self.shard.layers, self.shard.rest, count()))
 
+    def kv_moves(self, roads: Roads | None) -> KvMoves:
+        """Hand-offs, on the network where there is one."""
+        if roads is None or self.fabric is None:
+            return KvMoves(self.kv, delay=self.kv_delay)
+        numbers = count(-1, -1)  # those of the weights go upwards
+        return KvMoves(self.kv, Lanes(roads.network, self.fabric, self.gpus_of, numbers), self.kv_delay)
+
     def faults(self, config: Config) -> Faults | None:
         """What is to go wrong; None where nothing is."""
         hazards = config.hazards
@@ -75,17 +86,16 @@ class Ground(Struct, frozen=True):
 
 
 def bare_ground(config: Config) -> Ground:
-    """A cluster of which only its size is known: weights are just there. Raises ConfigError for what cannot be simulated."""
-    _refuse_disaggregated(config)
-    return Ground(plain_plan(config), _delays(config))
+    """A cluster of which only its size is known: weights are just there, and hand-offs take their fixed time, or none."""
+    return Ground(plain_plan(config), _delays(config), kv_delay=_kv_delay(config))
 
 
 def ground(config: Config, model: ModelSpec, gpu: Gpu, latency: LatencyModel, num_blocks: int) -> Ground:
-    """The cluster of the configuration, with its links. A fixed fleet in which nothing breaks needs none of them."""
+    """The cluster of the configuration, with its links. A fixed fleet in which nothing breaks or is sent needs none of them."""
     breaks = bool(config.faults or config.hazards.replica_per_hour or config.hazards.node_per_hour)
-    if not plain_plan(config).is_elastic and not breaks:
+    sends = config.fleet.mode == "disaggregated" and config.handoff.delay_s is None
+    if not plain_plan(config).is_elastic and not breaks and not sends:
         return bare_ground(config)
-    _refuse_disaggregated(config)
     cluster, gpus = config.cluster, config.replica.tp * config.replica.pp
     fabric = Fabric(node_of(config, gpu), cluster.nodes, cluster.nodes_per_leaf or None)
     links = dict(fabric.links)
@@ -98,7 +108,12 @@ def ground(config: Config, model: ModelSpec, gpu: Gpu, latency: LatencyModel, nu
     whole = plan.weights.num_bytes // gpus
     layer = whole // (model.num_layers + 1)  # embedding and head together are taken to be one more
     shard = Shard((layer,) * model.num_layers, max(1, whole - layer * model.num_layers))
-    return Ground(plan, _delays(config), links, fabric, shard, gpus)
+    dtype = config.replica.dtype if config.replica.kv_dtype == "auto" else config.replica.kv_dtype
+    kv = KvShape(model.kv_bytes_per_token(model.dtypes(dtype)[0], config.replica.tp, pp=config.replica.pp), model.num_layers,
+                 round(model.hidden_size * DTYPE_BYTES[model.dtypes(config.replica.dtype)[0]]))  # fmt: skip
+    if config.replica.pp == 1:
+        plan = replace(plan, live_layers=model.num_layers)
+    return Ground(plan, _delays(config), links, fabric, shard, gpus, kv, _kv_delay(config))
 
 
 def with_plan(ground: Ground, plan: FleetPlan) -> Ground:
@@ -112,6 +127,6 @@ def _delays(config: Config) -> Delays:
     return Delays(start=before, warm=after, stop=stop)
 
 
-def _refuse_disaggregated(config: Config) -> None:
-    if config.fleet.mode != "colocated":
-        raise ConfigError('fleet.mode = "disaggregated" cannot be simulated yet; use "colocated" with fleet.replicas')
+def _kv_delay(config: Config) -> Nanos | None:
+    delay = config.handoff.delay_s
+    return None if delay is None else round(delay * SECOND)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
-from squall.core.actions import AnyAction, LoadWeights, StartReplica, StopReplica, WarmReplica
+from squall.core.actions import AnyAction, LoadWeights, SendActivations, SendKv, StartReplica, StopReplica, WarmReplica
 from squall.core.events import AnyEvent, LayerArrived, ReplicaLost, ReplicaStarted, ReplicaStopped, Warmed, WeightsLoaded
 from squall.core.fleet_view import Place, Transfer
 from squall.core.types import SECOND, Nanos, ReplicaId
+from squall.sim.handoff import KvMoves, not_sent
 from squall.sim.network import Network
 from squall.sim.weights import WeightFlows
 
@@ -60,10 +61,12 @@ class Loader:
         roads: None: weights take `delays.load`.
         breaker: breaks things.
         begins_up: what is started at the instant 0 is there at once, as of a fleet that has run for long.
+        kv: KV on its way between replicas; at once by default.
 
     Attributes:
         push: set by the driver: it asks `end` at that instant.
         lost: set by the driver: the replica's engine is gone, with all that it did.
+        tell_replica: set by the driver: a replica hears of it at this instant, as of a message.
         live: replicas whose single layers matter.
     """
 
@@ -74,13 +77,16 @@ class Loader:
         roads: Roads | None = None,
         breaker: Breaker | None = None,
         begins_up: bool = False,
+        kv: KvMoves | None = None,
     ) -> None:
         self.push: Callable[[Nanos], None] = lambda _: None
         self.lost: Callable[[ReplicaId, Nanos], None] = lambda *_: None
+        self.tell_replica: Callable[[ReplicaId, AnyEvent], None] = lambda *_: None
         self.live: set[ReplicaId] = set()
         self.roads = roads
         self.num_started = 0
         self._pools = pools
+        self._kv = KvMoves() if kv is None else kv
         self._delays = delays
         self._breaker = breaker
         self._begins_up = begins_up
@@ -130,6 +136,14 @@ class Loader:
                 self._later(now + delays.stop, replica, ReplicaStopped(replica))
             case _:
                 raise TypeError(f"the simulated driver cannot perform {type(action).__name__}")
+        self._ask(now)
+
+    def send_kv(self, replica: ReplicaId, action: SendKv | SendActivations, now: Nanos) -> None:
+        """`replica` sends KV, or the activations of a batch, to another one."""
+        if action.to not in self._held_since:
+            self.tell_replica(replica, not_sent(action))
+            return
+        self._kv.start(replica, action, now)
         self._ask(now)
 
     def end(self, now: Nanos) -> AnyEvent | None:
@@ -184,6 +198,8 @@ class Loader:
         self._lives[replica] = self._lives.get(replica, 0) + 1
         if self.roads is not None:
             self.roads.weights.lose(Place("gpu", replica), now)
+        for source, event in self._kv.lose(replica, now):
+            self.tell_replica(source, event)
 
     def _end_hold(self, replica: ReplicaId, now: Nanos) -> None:
         self._stopping.discard(replica)
@@ -199,8 +215,11 @@ class Loader:
         breaker, roads, timers = self._breaker, self.roads, self._timers
         if breaker is not None and (at := breaker.next_at()) is not None and at <= now:
             breaker.strike(self, now)
+        arrived = () if roads is None else roads.network.advance(now)
+        for source, event in self._kv.on(arrived, now):
+            self.tell_replica(source, event)
         if roads is not None:
-            for found in roads.weights.on(roads.network.advance(now), now):
+            for found in roads.weights.on(arrived, now):
                 replica, layer = found.replica, found.layer
                 whole = WeightsLoaded(replica, *self._pools[replica])
                 self._ready.append(whole if layer is None else LayerArrived(replica, layer))
@@ -212,6 +231,7 @@ class Loader:
     def _ask(self, now: Nanos) -> None:
         """Be asked again when the network or the breaker has something."""
         times = [] if self._breaker is None else [self._breaker.next_at()]
+        times.append(self._kv.next_end())
         if self.roads is not None:
             times.append(self.roads.network.next_end())
         at = min((max(at, now) for at in times if at is not None), default=None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from squall.core.actions import AnyAction, Chunk, Forget, Preempt, RunSteps, Send
+from squall.core.actions import AnyAction, Chunk, Forget, Hold, Join, Preempt, RunSteps, Send
 from squall.core.controller import Controller
 from squall.core.events import AnyEvent, ReplicaLost, StepsDone
 from squall.core.machine import Machine
@@ -132,6 +132,13 @@ class Observer:
             elif type(action) is Preempt:
                 for request in action.requests:
                     self._preempt(request, now)
+            elif type(action) is Hold:
+                for request in action.requests:
+                    self._leave(request)
+            elif type(action) is Join:
+                group = self._group(machine, action.group)
+                for request in action.requests:
+                    self._joined[request] = machine, group, group.time, group.steps
             elif type(action) is Forget:
                 for request in action.requests:
                     self._leave(request)

@@ -7,7 +7,7 @@ policy.
 from collections import deque
 
 from squall.core.actions import RunSteps
-from squall.core.events import StepsDone
+from squall.core.events import LayersDone, StepsDone
 from squall.core.metrics import UNSET
 from squall.core.types import Nanos, ReplicaId, RunId
 from squall.errors import ConfigError
@@ -51,7 +51,7 @@ class PipelinedEngine(Engine):
     def cut(self, run: RunId, now: Nanos) -> None:
         """There are single steps only."""
 
-    def end(self, now: Nanos) -> StepsDone | None:
+    def end(self, now: Nanos) -> StepsDone | LayersDone | None:
         """The batch that was issued first has passed the last stage."""
         self._run = run = self._on_way.popleft()
         self._group = self._groups[run.group]

@@ -15,8 +15,8 @@ from squall.core.events import AnyEvent, Cancelled
 from squall.core.machine import Machine
 from squall.core.metrics import RunRecord
 from squall.core.pipeline import replica_of
-from squall.core.router import Router
 from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, ReplicaId, RequestId, RunId
+from squall.deployment import router_of
 from squall.perf.latency import LatencyModel
 from squall.sim.driver import Driver, EventLog
 from squall.sim.ground import Ground, bare_ground
@@ -68,8 +68,7 @@ def simulate(
     if ground is None:
         ground = bare_ground(config)
     plan = ground.plan
-    queue = config.queue
-    router = Router(config.route, queue.max_requests, queue.max_tokens, queue.max_retries, plan.is_elastic)
+    router = router_of(config, plan.is_elastic)
     controller = Controller(plan, config.scale, config.load if ground.fabric is not None else None)
     controller.traffic = router
 
@@ -87,8 +86,10 @@ def simulate(
         machines[replica] = make(replica, 0)
     faults = ground.faults(config)
     pools = dict.fromkeys(range(plan.slots.num), (num_blocks, block_size))
-    loader = Loader(pools, ground.delays if delays is None else delays, ground.roads(), faults, begins_up=delays is None)
-    driver = Driver(machines, world, loader, log, config.replica.pp, make)
+    roads = ground.roads()
+    delays_now = ground.delays if delays is None else delays
+    loader = Loader(pools, delays_now, roads, faults, begins_up=delays is None, kv=ground.kv_moves(roads))
+    driver = Driver(machines, world, loader, log, config.replica.pp, plan.live_layers, make)
     if faults is not None:
         faults.set_speed = driver.set_speed
     driver.cut_off = cut_off

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
 from squall.core.actions import Chunk, RunSteps
-from squall.core.events import Arrived, Rejection, StepsDone
+from squall.core.events import Arrived, LayersDone, Rejection, StepsDone
 from squall.core.metrics import UNSET, Gaps, Outcome, RequestRow, RunRecord
 from squall.core.types import FOREVER, Nanos, ReplicaId, Request, RequestId, RunId
 from squall.perf.latency import UNITS_PER_NANO, LatencyModel, Progression
@@ -262,7 +262,7 @@ class Engine:
         self._ends_at = at
         return at
 
-    def end(self, now: Nanos) -> StepsDone | None:
+    def end(self, now: Nanos) -> StepsDone | LayersDone | None:
         """The run ends; None where it was cut, and does not end now."""
         if self._ends_at != now:
             return None
@@ -324,6 +324,22 @@ class Engine:
                 if (found := group.leave(request)) is not None:
                     world.left[request], world.last_token_at[request] = found
                     break
+
+    def hold(self, requests: Sequence[RequestId]) -> None:
+        """They do not decode here for now."""
+        world = self._world
+        for request in requests:
+            for group in self._groups.values():
+                if (found := group.leave(request)) is not None:
+                    world.left[request], world.last_token_at[request] = found
+                    break
+
+    def join(self, requests: Sequence[RequestId], group: int) -> None:
+        """They decode with `group` from now on; their KV was held here, or has come."""
+        world = self._world
+        joined = self._groups.setdefault(group, DecodeClock())
+        for request in requests:
+            joined.join(request, world.left.pop(request), world.last_token_at.pop(request))
 
     def forget(self, requests: Sequence[RequestId]) -> None:
         """They are cancelled; what they have generated so far is their output."""

@@ -17,6 +17,7 @@ from squall.core.controller import Controller
 from squall.core.events import AnyEvent
 from squall.core.fleet_plan import FleetPlan
 from squall.core.machine import Machine
+from squall.core.disaggregated import DisaggregatedRouter
 from squall.core.pipeline import PipelinedReplica
 from squall.core.replica import Replica
 from squall.core.router import Router
@@ -30,6 +31,7 @@ from squall.policies.scale import Scale
 
 KINDS: Mapping[str, tuple[Callable[..., Machine], Mapping[str, Any]]] = {
     "Router": (Router, {"policy": Route}),
+    "DisaggregatedRouter": (DisaggregatedRouter, {"policy": Route, "decode_policy": Route}),
     "Controller": (Controller, {"scale": Scale, "load": Load | None, "plan": FleetPlan}),
     "Replica": (Replica, {"policy": Batching}),
     "PipelinedReplica": (PipelinedReplica, {"policy": Batching}),

@@ -76,8 +76,8 @@ def test_a_replica_can_be_stopped_in_any_phase(phase: Phase) -> None:
 def test_an_illegal_event_changes_nothing_and_tells_the_story() -> None:
     life = replica_in(Phase.WARMING)
     story = "1.000s Launched starting > 1.000s ReplicaStarted loading > 1.000s WeightsLoaded warming"
-    with pytest.raises(IllegalTransition, match=f"^replica 7 got Emptied while warming: {story}$"):
-        life.on(Emptied(7), 2 * SECOND)
+    with pytest.raises(IllegalTransition, match=f"^replica 7 got ReplicaStarted while warming: {story}$"):
+        life.on(ReplicaStarted(7), 2 * SECOND)
     assert life.phase is Phase.WARMING
     assert life.story() == story
 

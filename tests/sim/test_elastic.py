@@ -13,7 +13,6 @@ from squall.core.fleet_plan import FleetPlan
 from squall.core.fleet_view import Capacity, ScalePolicy, ScaleView, Wanted
 from squall.core.metrics import Outcome, RunRecord
 from squall.core.types import MILLISECOND, SECOND, MachineId, Nanos, Role
-from squall.errors import ConfigError
 from squall.fleet_tables import Fault, Fleet, Hazards, Replicas, Startup
 from squall.policies.batching import Vllm
 from squall.policies.route import LeastLoaded, Pull, Route
@@ -196,12 +195,6 @@ def test_whatever_breaks_every_request_ends_once(seed: int) -> None:
             running -= isinstance(action, StopReplica)
         assert running <= 8
     assert any(isinstance(event, ReplicaLost) for *_, event, _ in log)
-
-
-def test_a_fleet_that_cannot_be_simulated_yet_is_refused_in_one_line() -> None:
-    config = Config(fleet=Fleet(mode="disaggregated"))
-    with pytest.raises(ConfigError, match=r'fleet\.mode = "disaggregated" cannot be simulated yet'):
-        bare_ground(config)
 
 
 def test_a_cold_start_takes_its_phases_in_turn() -> None:

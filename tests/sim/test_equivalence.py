@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
+from msgspec.structs import replace
 
-from squall.config import Config, Fleet, ReplicaSpec
+from squall.config import Config, Fleet, Handoff, ReplicaSpec
 from squall.core.actions import AnyAction, Forget, Preempt, RunSteps
 from squall.core.events import AnyEvent, StepsDone, Woke
 from squall.core.metrics import Gaps, Outcome, RequestRow, RunRecord
@@ -39,6 +40,8 @@ class Case(Struct, frozen=True):
     replicas: int = 1
     latency: Linear = UNEVEN
     cancellations: tuple[tuple[Nanos, RequestId], ...] = ()
+    decodes: int = 0  # replicas that only decode; the others only prefill then
+    handoff: Handoff = Handoff()
 
 
 class Step(Struct, frozen=True):
@@ -102,7 +105,10 @@ def play(case: Case, max_steps: int) -> tuple[RunRecord, Observer]:
     config = Config(
         batching=case.batching,
         route=case.route,
-        fleet=Fleet(replicas=case.replicas),
+        fleet=Fleet("disaggregated", prefill=case.replicas, decode=case.decodes)
+        if case.decodes
+        else Fleet(replicas=case.replicas),
+        handoff=case.handoff,
         replica=ReplicaSpec(block_size=case.block_size),
     )
     observer = Observer(case.latency)
@@ -230,6 +236,20 @@ def crowds(draw: st.DrawFn) -> Case:
 @given(cases())
 def test_any_run_equals_single_steps(case: Case) -> None:
     check(case)
+
+
+HANDOFFS = st.builds(
+    Handoff,
+    delay_s=st.sampled_from([0.0, 0.001, 0.003, 0.0077, 0.05]),
+    max_share=st.sampled_from([1.0, 1.5, 4.0]),
+    max_ratio=st.sampled_from([1.0, 2.0]),
+)
+
+
+@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.one_of(cases(), crowds()), st.integers(1, 3), HANDOFFS)
+def test_any_run_of_a_disaggregated_fleet_equals_single_steps(case: Case, decodes: int, handoff: Handoff) -> None:
+    check(replace(case, decodes=decodes, handoff=handoff))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -230,7 +230,7 @@ class Request(_message.Message):
     def __init__(self, id: _Optional[int] = ..., arrived_at: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., session: _Optional[int] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("submitted", "steps_done", "cancelled", "arrived", "progressed", "replica_up", "replica_down", "drain_wanted", "replica_started", "layer_arrived", "weights_loaded", "load_failed", "warmed", "emptied", "replica_lost", "replica_stopped", "woke", "stirred", "scale_wanted", "node_down", "node_up", "kv_sent", "kv_failed", "kv_arrived", "live_paired", "unpaired", "layers_done", "pull_wanted", "handed_over", "nothing_left", "batch_formed", "activations_sent", "activations_failed", "activations_arrived", "taken_over", "surrendered", "disowned")
+    __slots__ = ("submitted", "steps_done", "cancelled", "arrived", "progressed", "replica_up", "replica_down", "drain_wanted", "replica_started", "layer_arrived", "weights_loaded", "load_failed", "warmed", "emptied", "replica_lost", "replica_stopped", "woke", "stirred", "scale_wanted", "node_down", "node_up", "kv_sent", "kv_failed", "kv_arrived", "live_paired", "unpaired", "layers_done", "pull_wanted", "handed_over", "nothing_left", "batch_formed", "activations_sent", "activations_failed", "activations_arrived", "taken_over", "surrendered", "disowned", "offered", "kv_wanted", "dropped", "role_changed", "adopted", "not_held", "handoff_failed", "kept")
     SUBMITTED_FIELD_NUMBER: _ClassVar[int]
     STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +268,14 @@ class Event(_message.Message):
     TAKEN_OVER_FIELD_NUMBER: _ClassVar[int]
     SURRENDERED_FIELD_NUMBER: _ClassVar[int]
     DISOWNED_FIELD_NUMBER: _ClassVar[int]
+    OFFERED_FIELD_NUMBER: _ClassVar[int]
+    KV_WANTED_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    ROLE_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    ADOPTED_FIELD_NUMBER: _ClassVar[int]
+    NOT_HELD_FIELD_NUMBER: _ClassVar[int]
+    HANDOFF_FAILED_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     submitted: Submitted
     steps_done: StepsDone
     cancelled: Cancelled
@@ -305,7 +313,15 @@ class Event(_message.Message):
     taken_over: TakenOver
     surrendered: Surrendered
     disowned: Disowned
-    def __init__(self, submitted: _Optional[_Union[Submitted, _Mapping]] = ..., steps_done: _Optional[_Union[StepsDone, _Mapping]] = ..., cancelled: _Optional[_Union[Cancelled, _Mapping]] = ..., arrived: _Optional[_Union[Arrived, _Mapping]] = ..., progressed: _Optional[_Union[Progressed, _Mapping]] = ..., replica_up: _Optional[_Union[ReplicaUp, _Mapping]] = ..., replica_down: _Optional[_Union[ReplicaDown, _Mapping]] = ..., drain_wanted: _Optional[_Union[DrainWanted, _Mapping]] = ..., replica_started: _Optional[_Union[ReplicaStarted, _Mapping]] = ..., layer_arrived: _Optional[_Union[LayerArrived, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., load_failed: _Optional[_Union[LoadFailed, _Mapping]] = ..., warmed: _Optional[_Union[Warmed, _Mapping]] = ..., emptied: _Optional[_Union[Emptied, _Mapping]] = ..., replica_lost: _Optional[_Union[ReplicaLost, _Mapping]] = ..., replica_stopped: _Optional[_Union[ReplicaStopped, _Mapping]] = ..., woke: _Optional[_Union[Woke, _Mapping]] = ..., stirred: _Optional[_Union[Stirred, _Mapping]] = ..., scale_wanted: _Optional[_Union[ScaleWanted, _Mapping]] = ..., node_down: _Optional[_Union[NodeDown, _Mapping]] = ..., node_up: _Optional[_Union[NodeUp, _Mapping]] = ..., kv_sent: _Optional[_Union[KvSent, _Mapping]] = ..., kv_failed: _Optional[_Union[KvFailed, _Mapping]] = ..., kv_arrived: _Optional[_Union[KvArrived, _Mapping]] = ..., live_paired: _Optional[_Union[LivePaired, _Mapping]] = ..., unpaired: _Optional[_Union[Unpaired, _Mapping]] = ..., layers_done: _Optional[_Union[LayersDone, _Mapping]] = ..., pull_wanted: _Optional[_Union[PullWanted, _Mapping]] = ..., handed_over: _Optional[_Union[HandedOver, _Mapping]] = ..., nothing_left: _Optional[_Union[NothingLeft, _Mapping]] = ..., batch_formed: _Optional[_Union[BatchFormed, _Mapping]] = ..., activations_sent: _Optional[_Union[ActivationsSent, _Mapping]] = ..., activations_failed: _Optional[_Union[ActivationsFailed, _Mapping]] = ..., activations_arrived: _Optional[_Union[ActivationsArrived, _Mapping]] = ..., taken_over: _Optional[_Union[TakenOver, _Mapping]] = ..., surrendered: _Optional[_Union[Surrendered, _Mapping]] = ..., disowned: _Optional[_Union[Disowned, _Mapping]] = ...) -> None: ...
+    offered: Offered
+    kv_wanted: KvWanted
+    dropped: Dropped
+    role_changed: RoleChanged
+    adopted: Adopted
+    not_held: NotHeld
+    handoff_failed: HandoffFailed
+    kept: Kept
+    def __init__(self, submitted: _Optional[_Union[Submitted, _Mapping]] = ..., steps_done: _Optional[_Union[StepsDone, _Mapping]] = ..., cancelled: _Optional[_Union[Cancelled, _Mapping]] = ..., arrived: _Optional[_Union[Arrived, _Mapping]] = ..., progressed: _Optional[_Union[Progressed, _Mapping]] = ..., replica_up: _Optional[_Union[ReplicaUp, _Mapping]] = ..., replica_down: _Optional[_Union[ReplicaDown, _Mapping]] = ..., drain_wanted: _Optional[_Union[DrainWanted, _Mapping]] = ..., replica_started: _Optional[_Union[ReplicaStarted, _Mapping]] = ..., layer_arrived: _Optional[_Union[LayerArrived, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., load_failed: _Optional[_Union[LoadFailed, _Mapping]] = ..., warmed: _Optional[_Union[Warmed, _Mapping]] = ..., emptied: _Optional[_Union[Emptied, _Mapping]] = ..., replica_lost: _Optional[_Union[ReplicaLost, _Mapping]] = ..., replica_stopped: _Optional[_Union[ReplicaStopped, _Mapping]] = ..., woke: _Optional[_Union[Woke, _Mapping]] = ..., stirred: _Optional[_Union[Stirred, _Mapping]] = ..., scale_wanted: _Optional[_Union[ScaleWanted, _Mapping]] = ..., node_down: _Optional[_Union[NodeDown, _Mapping]] = ..., node_up: _Optional[_Union[NodeUp, _Mapping]] = ..., kv_sent: _Optional[_Union[KvSent, _Mapping]] = ..., kv_failed: _Optional[_Union[KvFailed, _Mapping]] = ..., kv_arrived: _Optional[_Union[KvArrived, _Mapping]] = ..., live_paired: _Optional[_Union[LivePaired, _Mapping]] = ..., unpaired: _Optional[_Union[Unpaired, _Mapping]] = ..., layers_done: _Optional[_Union[LayersDone, _Mapping]] = ..., pull_wanted: _Optional[_Union[PullWanted, _Mapping]] = ..., handed_over: _Optional[_Union[HandedOver, _Mapping]] = ..., nothing_left: _Optional[_Union[NothingLeft, _Mapping]] = ..., batch_formed: _Optional[_Union[BatchFormed, _Mapping]] = ..., activations_sent: _Optional[_Union[ActivationsSent, _Mapping]] = ..., activations_failed: _Optional[_Union[ActivationsFailed, _Mapping]] = ..., activations_arrived: _Optional[_Union[ActivationsArrived, _Mapping]] = ..., taken_over: _Optional[_Union[TakenOver, _Mapping]] = ..., surrendered: _Optional[_Union[Surrendered, _Mapping]] = ..., disowned: _Optional[_Union[Disowned, _Mapping]] = ..., offered: _Optional[_Union[Offered, _Mapping]] = ..., kv_wanted: _Optional[_Union[KvWanted, _Mapping]] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ..., role_changed: _Optional[_Union[RoleChanged, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., not_held: _Optional[_Union[NotHeld, _Mapping]] = ..., handoff_failed: _Optional[_Union[HandoffFailed, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ...) -> None: ...
 
 class Submitted(_message.Message):
     __slots__ = ("request",)
@@ -336,16 +352,30 @@ class Arrived(_message.Message):
     def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ...) -> None: ...
 
 class Progressed(_message.Message):
-    __slots__ = ("replica", "first", "finished", "preempted")
+    __slots__ = ("replica", "first", "finished", "preempted", "held")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     replica: int
     first: _containers.RepeatedScalarFieldContainer[int]
     finished: _containers.RepeatedScalarFieldContainer[int]
     preempted: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, replica: _Optional[int] = ..., first: _Optional[_Iterable[int]] = ..., finished: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Iterable[int]] = ...) -> None: ...
+    held: _containers.RepeatedCompositeFieldContainer[Held]
+    def __init__(self, replica: _Optional[int] = ..., first: _Optional[_Iterable[int]] = ..., finished: _Optional[_Iterable[int]] = ..., preempted: _Optional[_Iterable[int]] = ..., held: _Optional[_Iterable[_Union[Held, _Mapping]]] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("request", "num_tokens", "head", "num_layers")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    num_tokens: int
+    head: int
+    num_layers: int
+    def __init__(self, request: _Optional[int] = ..., num_tokens: _Optional[int] = ..., head: _Optional[int] = ..., num_layers: _Optional[int] = ...) -> None: ...
 
 class ReplicaUp(_message.Message):
     __slots__ = ("replica", "num_blocks", "block_size", "role", "partner")
@@ -463,21 +493,63 @@ class NodeUp(_message.Message):
     node: int
     def __init__(self, node: _Optional[int] = ...) -> None: ...
 
-class KvSent(_message.Message):
-    __slots__ = ("request", "to")
+class Part(_message.Message):
+    __slots__ = ("source", "first_layer", "last_layer")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    source: int
+    first_layer: int
+    last_layer: int
+    def __init__(self, source: _Optional[int] = ..., first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ...) -> None: ...
+
+class Offered(_message.Message):
+    __slots__ = ("request", "num_tokens", "parts")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    request: Request
+    num_tokens: int
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    def __init__(self, request: _Optional[_Union[Request, _Mapping]] = ..., num_tokens: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+
+class KvWanted(_message.Message):
+    __slots__ = ("request", "to", "first_layer", "last_layer")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
     request: int
     to: int
-    def __init__(self, request: _Optional[int] = ..., to: _Optional[int] = ...) -> None: ...
+    first_layer: int
+    last_layer: int
+    def __init__(self, request: _Optional[int] = ..., to: _Optional[int] = ..., first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ...) -> None: ...
+
+class KvSent(_message.Message):
+    __slots__ = ("request", "to", "num_bytes", "took", "path")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOOK_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    to: int
+    num_bytes: int
+    took: int
+    path: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request: _Optional[int] = ..., to: _Optional[int] = ..., num_bytes: _Optional[int] = ..., took: _Optional[int] = ..., path: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KvFailed(_message.Message):
-    __slots__ = ("request", "to")
+    __slots__ = ("request", "to", "first_layer", "last_layer")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
+    FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
+    LAST_LAYER_FIELD_NUMBER: _ClassVar[int]
     request: int
     to: int
-    def __init__(self, request: _Optional[int] = ..., to: _Optional[int] = ...) -> None: ...
+    first_layer: int
+    last_layer: int
+    def __init__(self, request: _Optional[int] = ..., to: _Optional[int] = ..., first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ...) -> None: ...
 
 class KvArrived(_message.Message):
     __slots__ = ("request", "first_layer", "last_layer")
@@ -488,6 +560,56 @@ class KvArrived(_message.Message):
     first_layer: int
     last_layer: int
     def __init__(self, request: _Optional[int] = ..., first_layer: _Optional[int] = ..., last_layer: _Optional[int] = ...) -> None: ...
+
+class Dropped(_message.Message):
+    __slots__ = ("request", "by")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    BY_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    by: int
+    def __init__(self, request: _Optional[int] = ..., by: _Optional[int] = ...) -> None: ...
+
+class RoleChanged(_message.Message):
+    __slots__ = ("replica", "role")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    role: Role
+    def __init__(self, replica: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ...) -> None: ...
+
+class Adopted(_message.Message):
+    __slots__ = ("replica", "request")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    request: int
+    def __init__(self, replica: _Optional[int] = ..., request: _Optional[int] = ...) -> None: ...
+
+class NotHeld(_message.Message):
+    __slots__ = ("replica", "request")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    request: int
+    def __init__(self, replica: _Optional[int] = ..., request: _Optional[int] = ...) -> None: ...
+
+class HandoffFailed(_message.Message):
+    __slots__ = ("replica", "request", "to")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    request: int
+    to: int
+    def __init__(self, replica: _Optional[int] = ..., request: _Optional[int] = ..., to: _Optional[int] = ...) -> None: ...
+
+class Kept(_message.Message):
+    __slots__ = ("replica", "requests")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    replica: int
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, replica: _Optional[int] = ..., requests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LivePaired(_message.Message):
     __slots__ = ("target", "source", "num_layers")
@@ -592,7 +714,7 @@ class Disowned(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Action(_message.Message):
-    __slots__ = ("send", "run_steps", "cut", "preempt", "forget", "reply", "start_replica", "load_weights", "warm_replica", "stop_replica", "decided", "send_kv", "abandon", "run_layers", "send_activations")
+    __slots__ = ("send", "run_steps", "cut", "preempt", "forget", "reply", "start_replica", "load_weights", "warm_replica", "stop_replica", "decided", "send_kv", "abandon", "run_layers", "send_activations", "hold", "reserve", "join")
     SEND_FIELD_NUMBER: _ClassVar[int]
     RUN_STEPS_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
@@ -608,6 +730,9 @@ class Action(_message.Message):
     ABANDON_FIELD_NUMBER: _ClassVar[int]
     RUN_LAYERS_FIELD_NUMBER: _ClassVar[int]
     SEND_ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    RESERVE_FIELD_NUMBER: _ClassVar[int]
+    JOIN_FIELD_NUMBER: _ClassVar[int]
     send: Send
     run_steps: RunSteps
     cut: Cut
@@ -623,7 +748,10 @@ class Action(_message.Message):
     abandon: Abandon
     run_layers: RunLayers
     send_activations: SendActivations
-    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., run_steps: _Optional[_Union[RunSteps, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., start_replica: _Optional[_Union[StartReplica, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., warm_replica: _Optional[_Union[WarmReplica, _Mapping]] = ..., stop_replica: _Optional[_Union[StopReplica, _Mapping]] = ..., decided: _Optional[_Union[Decided, _Mapping]] = ..., send_kv: _Optional[_Union[SendKv, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., run_layers: _Optional[_Union[RunLayers, _Mapping]] = ..., send_activations: _Optional[_Union[SendActivations, _Mapping]] = ...) -> None: ...
+    hold: Hold
+    reserve: Reserve
+    join: Join
+    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., run_steps: _Optional[_Union[RunSteps, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., start_replica: _Optional[_Union[StartReplica, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., warm_replica: _Optional[_Union[WarmReplica, _Mapping]] = ..., stop_replica: _Optional[_Union[StopReplica, _Mapping]] = ..., decided: _Optional[_Union[Decided, _Mapping]] = ..., send_kv: _Optional[_Union[SendKv, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., run_layers: _Optional[_Union[RunLayers, _Mapping]] = ..., send_activations: _Optional[_Union[SendActivations, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ...) -> None: ...
 
 class Send(_message.Message):
     __slots__ = ("to", "event")
@@ -694,6 +822,30 @@ class Forget(_message.Message):
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Hold(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Reserve(_message.Message):
+    __slots__ = ("request", "num_tokens", "evictable")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EVICTABLE_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    num_tokens: int
+    evictable: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request: _Optional[int] = ..., num_tokens: _Optional[int] = ..., evictable: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Join(_message.Message):
+    __slots__ = ("requests", "group")
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    group: int
+    def __init__(self, requests: _Optional[_Iterable[int]] = ..., group: _Optional[int] = ...) -> None: ...
 
 class SendKv(_message.Message):
     __slots__ = ("request", "to", "first_layer", "last_layer", "num_tokens")
