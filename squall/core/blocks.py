@@ -46,7 +46,7 @@ class BlockPool:
     def take(self, count: int) -> None:
         """Make `count` blocks private: free ones first, then evicted ones. There must be as many available."""
         self.num_available -= count
-        while len(self.idle) > self.num_available:
+        while self.idle and len(self.idle) > self.num_available:
             evicted, _ = self.idle.popitem(last=False)
             del self._uses[evicted]
 

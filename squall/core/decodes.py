@@ -77,7 +77,7 @@ class DecodeGroup:
         step: steps done since the beginning.
     """
 
-    __slots__ = ("_block_size", "_growing", "_growth", "context", "id", "size", "step")
+    __slots__ = ("_block_size", "_complete", "_growth", "context", "id", "size", "step")
 
     def __init__(self, block_size: int, id: int = 0) -> None:
         self.id = id
@@ -85,7 +85,7 @@ class DecodeGroup:
         self.context = 0
         self.step = 0
         self._block_size = block_size
-        self._growing = 0  # members that take blocks
+        self._complete = 0  # members that take no blocks any more
         self._growth = [0] * block_size  # blocks taken at a step, by the step modulo the block size
 
     def join(self, work: Work) -> None:
@@ -94,19 +94,23 @@ class DecodeGroup:
         work.group = self
         self.size += 1
         self.context += work.target + 1
-        if not work.complete:
-            self._growing += 1
+        if work.complete:
+            self._complete += 1
+        else:
             self._growth[(step - work.target) % self._block_size] += 1
 
     def leave(self, work: Work) -> int:
         """Take it out and bring its `generated` and `blocks` up to date; returns the steps that it did here."""
-        done = self.step - work.joined
+        joined, target = work.joined, work.target
+        done = self.step - joined
         self.size -= 1
-        self.context -= work.target + 1 + done
-        if not work.complete:
-            self._growing -= 1
-            self._growth[(work.joined - work.target) % self._block_size] -= 1
-            work.blocks = -(-(work.target + done) // self._block_size)
+        self.context -= target + done + 1
+        if work.complete:
+            self._complete -= 1
+        else:
+            size = self._block_size
+            self._growth[(joined - target) % size] -= 1
+            work.blocks = -(-(target + done) // size)
         work.generated += done
         work.joined = NEVER
         work.group = None
@@ -140,7 +144,7 @@ class DecodeGroup:
         if at + steps <= size:
             return sum(growth[at : at + steps])
         cycles, rest = divmod(steps - size + at, size)
-        return sum(growth[at:]) + cycles * self._growing + sum(growth[:rest])
+        return sum(growth[at:]) + cycles * (self.size - self._complete) + sum(growth[:rest])
 
     def growth(self) -> list[int]:
         """Blocks that each of the next `block_size` steps takes; those after them take the same again."""
@@ -149,7 +153,7 @@ class DecodeGroup:
 
     def steps_within(self, blocks: int) -> int:
         """Steps that take no more than `blocks` blocks: the most, or a multiple of the block size where that is many."""
-        growing = self._growing
+        growing = self.size - self._complete
         if not growing:
             return FOREVER
         if blocks >= growing:

@@ -19,16 +19,19 @@ class Flight:
 
     Attributes:
         group, num_decodes: which decodes advance.
-        batch: whose prefill it works on.
+        batch, batch_taken: whose prefill it works on, and the KV blocks that this takes.
         taken: KV blocks set aside for it.
     """
 
-    __slots__ = ("batch", "group", "num_decodes", "taken")
+    __slots__ = ("batch", "batch_taken", "group", "num_decodes", "taken")
 
-    def __init__(self, group: DecodeGroup, num_decodes: int, batch: list[tuple[Work, int]], taken: int) -> None:
+    def __init__(
+        self, group: DecodeGroup, num_decodes: int, batch: list[tuple[Work, int]], batch_taken: int, taken: int
+    ) -> None:
         self.group = group
         self.num_decodes = num_decodes
         self.batch = batch
+        self.batch_taken = batch_taken
         self.taken = taken
 
 
@@ -62,7 +65,7 @@ class PipelinedReplica(Replica):
         self._busy = True
         self._group = flight.group
         self.num_decodes = flight.num_decodes
-        self._batch = flight.batch
+        self._batch, self._taken = flight.batch, flight.batch_taken
         self.pool.num_available += flight.taken  # from here on they are taken like those of any run
         self.prefilling += [work for work, _ in flight.batch]
         return super()._end_run(event)
@@ -101,7 +104,7 @@ class PipelinedReplica(Replica):
             self.pool.take(taken)
         for work, _ in self._batch:
             self.prefilling.remove(work)
-        self._flights[self._run] = Flight(self._group, self.num_decodes, self._batch, taken)
+        self._flights[self._run] = Flight(self._group, self.num_decodes, self._batch, self._taken, taken)
         self._busy = len(self._flights) >= self.num_stages
         return RunSteps(
             action.run, 1, action.num_decodes, action.decode_context, action.chunks, action.evictable[:evicted],

@@ -40,8 +40,8 @@ class Replica:
     """
 
     __slots__ = (
-        "_batch", "_busy", "_cancelled", "_group", "_groups", "_looked_at", "_open", "_run", "_running", "block_size",
-        "decodes", "free_blocks", "handoffs", "id", "limits", "live", "num_blocks", "num_decodes",
+        "_batch", "_busy", "_cancelled", "_group", "_groups", "_looked_at", "_open", "_run", "_running", "_taken",
+        "block_size", "decodes", "free_blocks", "handoffs", "id", "limits", "live", "num_blocks", "num_decodes",
         "num_preemptions", "num_prefix_hits", "num_prefix_queries", "num_stages", "policy", "pool", "preempted", "prefilling",
         "steps_since_mark", "waiting", "wake_at",
     )  # fmt: skip
@@ -72,6 +72,7 @@ class Replica:
         self._open = False  # an arrival cuts the run
         self._group = self.decodes  # of the run; `num_decodes` of it advance: all or none
         self._batch: list[tuple[Work, int]] = []  # the run's chunks: whose, and tokens a step
+        self._taken = 0  # blocks that these take in the first step
         self._cancelled: list[RequestId] = []  # in a run, to be dropped at its end
         self._looked_at: list[WorkView] = []  # whose cached blocks the policy asked for
         self.live: LiveTarget | LiveSource | None = None
@@ -230,10 +231,12 @@ class Replica:
         steps = event.steps
         stopped = event.stopped
         batch = self._batch
-        taken = self._group.advance(steps) if self.num_decodes else 0
-        self.steps_since_mark += steps if self.num_decodes else 0
-        for work, tokens in batch:
-            taken += self._new_blocks(work, tokens * steps)
+        taken = 0
+        if self.num_decodes:
+            taken = self._group.advance(steps)
+            self.steps_since_mark += steps
+        if batch:
+            taken += self._taken if steps == 1 else sum(self._new_blocks(work, tokens * steps) for work, tokens in batch)
         if taken:
             self.pool.take(taken)
         for request in stopped:
@@ -248,8 +251,10 @@ class Replica:
             first.sort()
         if self._group is not self.decodes:
             self.decodes = self._group = self._groups.unite(self.decodes, self._group)
-        gone = self._drop_cancelled() if self._cancelled else ()
-        return self._begin_run(first, tuple(sorted(stopped + gone)) if gone else stopped, gone)
+        if self._cancelled:
+            gone = self._drop_cancelled()
+            return self._begin_run(first, tuple(sorted(stopped + gone)), gone)
+        return self._begin_run(first, stopped, ())
 
     def _drop_cancelled(self) -> tuple[RequestId, ...]:
         """Those that have not stopped by themselves."""
@@ -316,7 +321,8 @@ class Replica:
         preempted += lost
         actions: list[AnyAction] = []
         if first or finished or preempted or held:
-            actions.append(Send(ROUTER, Progressed(self.id, tuple(first), finished, tuple(sorted(preempted)), held)))
+            lost = tuple(sorted(preempted)) if preempted else ()
+            actions.append(Send(ROUTER, Progressed(self.id, tuple(first), finished, lost, held)))
         if moves is not None:
             actions += moves
         elif gone:
@@ -338,12 +344,13 @@ class Replica:
 
     def _plan(self, preempted: list[RequestId]) -> Plan:
         """The policy's answer, after preempting until the next step of what runs has its blocks."""
+        self.preempted = bool(preempted)
         while True:
             decodes = self.decodes
             self.free_blocks = free = self.pool.num_available - decodes.next_blocks()
             self.num_decodes = decodes.size
-            self.preempted = bool(preempted)
-            self._looked_at.clear()
+            if self._looked_at:
+                self._looked_at.clear()
             plan = self.policy(self)
             if not plan.preempt:
                 if plan.decodes < decodes.size:
@@ -357,6 +364,7 @@ class Replica:
                 self.num_decodes = 0
                 return Plan()
             preempted.append(self._preempt(victim))
+            self.preempted = True
 
     def cached(self, work: WorkView) -> tuple[int, int]:
         """See BatchingView. A prefill always computes at least one token."""
@@ -400,12 +408,16 @@ class Replica:
 
     def _launch(self, plan: Plan) -> RunSteps:
         decodes = self.num_decodes
-        if 0 < decodes < self.decodes.size:  # where none takes part they only pause, and whoever is new joins them
+        if decodes and decodes < self.decodes.size:  # where none takes part they only pause, and whoever is new joins them
             self.decodes, self._group = self._groups.part(self.decodes, decodes)
         if plan.mark:
             self.steps_since_mark = 0
-        chunks = self._take(plan) if plan.chunks or plan.admit else ()
-        steps = plan.steps if not plan.admit else 1
+        steps = plan.steps
+        chunks: tuple[Chunk, ...] = ()
+        if plan.chunks or plan.admit:
+            chunks = self._take(plan)
+            if plan.admit:
+                steps = 1
         evictable: tuple[BlockHash, ...] = ()
         if self.pool.idle:
             steps, evictable = self._within_cache(steps, plan.keep)
@@ -413,7 +425,7 @@ class Replica:
             steps = self._within(steps, self.pool.num_available - plan.keep)
         self._run += 1
         self._busy = True
-        self._open = plan.open and steps > 1
+        self._open = steps > 1 and plan.open
         group = self._group
         if group.id or self._groups.moved:
             context = group.context if decodes else 0
@@ -424,7 +436,7 @@ class Replica:
         """The plan's prefill, as the run's batch."""
         chunks: list[Chunk] = []
         batch = self._batch
-        taken = self._group.next_blocks() if self.num_decodes else 0
+        taken = 0
         for work, tokens in zip(self.prefilling, plan.chunks, strict=False):
             if tokens:
                 batch.append((work, tokens))
@@ -439,8 +451,9 @@ class Replica:
             batch.append((work, tokens))
             chunks.append(Chunk(work.request.id, cached, tokens, cached, cached + tokens == work.target, work.reserved))
             taken += self._new_blocks(work, tokens)
-        if taken > self.pool.num_available:
-            free = self.pool.num_available - (self._group.next_blocks() if self.num_decodes else 0)
+        self._taken = taken
+        free = self.pool.num_available - (self._group.next_blocks() if self.num_decodes else 0)
+        if taken > free:
             raise ValueError(f"{type(self.policy).__name__} admitted more than the {free} free blocks can hold")
         return tuple(chunks)
 

@@ -156,7 +156,7 @@ class Driver:
             self._heap, self._messages, self._machines, self._engines, self._enders, self._wakes, self._log,
             self._world.released, self._world.left,
         )  # fmt: skip
-        now = self.now
+        now, num_events = self.now, self.num_events
         event: AnyEvent | None
         while True:
             if messages and not (heap and heap[0][0] == now and heap[0][1] == END):
@@ -164,8 +164,7 @@ class Driver:
             elif heap and heap[0] < until:
                 at, priority, id, _, event = heappop(heap)
                 if last and id == CONTROLLER and self._is_over():
-                    self.now = now
-                    return
+                    break
                 if event is None:
                     event = enders[id].end(at) if priority == END else self._wake(id, at)
                     if event is None:
@@ -174,27 +173,27 @@ class Driver:
                         continue
                 now = at
             else:
-                self.now = now
-                return
+                break
             machine = machines[id]
             actions = machine.handle(event, now)
-            self.num_events += 1
+            num_events += 1
             if log is not None:
                 log(now, id, event, actions)
             for action in actions:
-                if type(action) is Send:
+                if type(action) is RunSteps:
+                    heappush(heap, (engines[id].start(action, now), END, id, action.run, None))
+                elif type(action) is Send:
                     sent = action.event
                     if left and type(sent) is Submitted:
                         sent = self._continued(sent)
                     messages.append((action.to, sent))
-                elif type(action) is RunSteps:
-                    heappush(heap, (engines[id].start(action, now), END, id, action.run, None))
                 else:
                     self._perform(id, action, now)
             if machine.wake_at is not None or id in wakes:
                 self._set_wake(id, machine.wake_at)
             if released:
                 self._let_go(now)
+        self.now, self.num_events = now, num_events
 
     def _let_go(self, now: Nanos) -> None:
         """Requests that waited for the end of another one arrive once their clients have thought."""

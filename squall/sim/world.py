@@ -9,6 +9,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
+from struct import Struct
+from typing import Final
 
 from squall.core.actions import Chunk, RunSteps
 from squall.core.events import Arrived, LayersDone, Rejection, StepsDone
@@ -17,6 +19,9 @@ from squall.core.types import FOREVER, Nanos, ReplicaId, Request, RequestId, Run
 from squall.perf.latency import UNITS_PER_NANO, LatencyModel, Progression
 from squall.perf.progressions import steps_until, total
 from squall.workload.spec import OfferedRequest
+
+entry: Final = Struct("4q").pack
+"""An entry of `Gaps`, as bytes: an array takes them three times as fast as four numbers."""
 
 UNFINISHED, COMPLETED = Outcome.UNFINISHED, Outcome.COMPLETED  # a member looked up in its class takes as long as a call
 
@@ -98,7 +103,7 @@ class World:
         if row.first_token_at == UNSET:
             row.first_token_at = now
             return self.outputs[request] - 1
-        self.gaps.extend((1, 1, (now - self.last_token_at.pop(request)) * UNITS_PER_NANO, 0))
+        self.gaps.frombytes(entry(1, 1, (now - self.last_token_at.pop(request)) * UNITS_PER_NANO, 0))
         return self.left.pop(request) - 1
 
     def stop(self, now: Nanos) -> None:
@@ -152,9 +157,9 @@ class DecodeClock:
         """The `weight` members get a token at `now`, after a pause or from another group."""
         late = self.late
         if weight > len(late):
-            gaps.extend((weight - len(late), 1, (now - self.told_at) * UNITS_PER_NANO, 0))
+            gaps.frombytes(entry(weight - len(late), 1, (now - self.told_at) * UNITS_PER_NANO, 0))
         for told_at in late.values():
-            gaps.extend((1, 1, (now - told_at) * UNITS_PER_NANO, 0))
+            gaps.frombytes(entry(1, 1, (now - told_at) * UNITS_PER_NANO, 0))
         late.clear()
 
 
@@ -205,18 +210,20 @@ class Engine:
             self._schedule(run.chunks, now)
         steps = run.steps
         self._group = group = self._groups[run.group]
-        if group.ends and run.num_decodes:
-            left = group.ends[0][0] - group.steps  # until a stale entry, it may be: then two runs take the place of one
+        ends = group.ends
+        if ends and run.num_decodes:
+            left = ends[0][0] - group.steps  # until a stale entry, it may be: then two runs take the place of one
             if left < steps:
                 steps = left if left > 0 else 1
         if steps > world.max_steps:
             steps = world.max_steps
         self._run = run
         self._steps = steps
-        self._prices = self.latency.run(run, steps)
+        self._prices = prices = self.latency.run(run, steps)
         self._started_at = now
-        for price in self._prices:
-            now += total(price, price.count) if price.count > 1 else price.first // UNITS_PER_NANO
+        for price in prices:
+            count = price.count
+            now += total(price, count) if count > 1 else price.first // UNITS_PER_NANO
         self._ends_at = now
         return now
 
@@ -277,8 +284,9 @@ class Engine:
         weight = run.num_decodes
         if weight:
             if group.told_at == self._started_at and not group.late:
+                gaps = world.gaps
                 for price in self._prices:
-                    world.gaps.extend((weight, price.count, price.first, price.increment))
+                    gaps.frombytes(entry(weight, price.count, price.first, price.increment))
             else:
                 self._resume(group, weight, now)
             group.steps = step = group.steps + steps
@@ -311,9 +319,9 @@ class Engine:
         step = self._prices[0]
         group.first_gaps(weight, self._started_at + step.first // UNITS_PER_NANO, gaps)
         if step.count > 1:
-            gaps.extend((weight, step.count - 1, step.first + step.increment, step.increment))
+            gaps.frombytes(entry(weight, step.count - 1, step.first + step.increment, step.increment))
         for price in self._prices[1:]:
-            gaps.extend((weight, price.count, price.first, price.increment))
+            gaps.frombytes(entry(weight, price.count, price.first, price.increment))
 
     def preempt(self, requests: Sequence[RequestId]) -> None:
         """They lose their KV at this step boundary."""

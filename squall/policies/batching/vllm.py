@@ -1,9 +1,14 @@
 """vLLM V1: decodes and prompts in one step."""
 
+from typing import Final
+
 from msgspec import Struct
 
 from squall.core.types import FOREVER
 from squall.core.views import BatchingView, Plan
+
+DECODE: Final = Plan(FOREVER)
+DECODE_FULL: Final = Plan(FOREVER, open=False)
 
 
 class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="vllm"):
@@ -33,7 +38,7 @@ class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
 
     def __call__(self, view: BatchingView) -> Plan:
         if not view.waiting and not view.prefilling:
-            return Plan(FOREVER, (), (), view.num_running < self.max_num_seqs)
+            return DECODE if view.num_running < self.max_num_seqs else DECODE_FULL
         budget = self.max_num_batched_tokens - view.num_decodes
         seats = self.max_num_seqs - view.num_running
         free = view.free_blocks
@@ -51,7 +56,7 @@ class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
         admit = self._admit(view, seats, budget, free) if view.waiting and seats > 0 and budget > 0 else ()
         if chunks or admit:
             return Plan(1, chunks, admit)
-        return Plan(FOREVER, (), (), seats > 0 and not view.waiting)
+        return DECODE if seats > 0 and not view.waiting else DECODE_FULL
 
     def _admit(self, view: BatchingView, seats: int, budget: int, free: int) -> tuple[int, ...]:
         """Tokens for each request from the head of the queue that there is room for."""
