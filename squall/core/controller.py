@@ -39,7 +39,7 @@ from squall.core.fleet_view import Capacity, LoadPolicy, RoleView, ScalePolicy
 from squall.core.lifecycle import TRANSFER, Launched, Life, Phase, Redirected, Revived, TransferPhase, Withdrawn
 from squall.core.live_pairs import LivePairs
 from squall.core.nodes import Nodes
-from squall.core.placing import free_slots, least_disturbing
+from squall.core.placing import changing_role, free_slots, least_disturbing, surplus_of
 from squall.core.sources import Sources
 from squall.core.types import ROUTER, SECOND, Nanos, ReplicaId, Role
 from squall.errors import IllegalTransition
@@ -64,7 +64,7 @@ class Controller:
       would want more if it saw the load on those who are left (its view is asked with so many replicas ready);
     - never to zero while anybody waits or is served, and never one role without the other.
 
-    Whom to add: a replica that drains, one that is idle, then a free slot. Whom to take away: whoever is furthest from being
+    Whom to add: a replica that drains, one that is idle, one that the other role has too many of, then a free slot. Whom to take away: whoever is furthest from being
     ready, then who has the fewest requests; it finishes what it has, keeps its weights for `patience.idle_ttl`, then stops.
 
     A replica that is lost, or whose weights cannot be loaded, is replaced: in another slot at once where there is one, otherwise
@@ -293,8 +293,8 @@ class Controller:
     def _reconcile(self, actions: list[AnyAction], now: Nanos) -> None:
         launched: list[Member] = []
         stopped = False
-        for state in self._states.values():
-            surplus = state.num_here - state.target
+        for state in sorted(self._states.values(), key=surplus_of):  # who lacks replicas may get them from who has too many
+            surplus = surplus_of(state)
             if surplus < 0:
                 launched += self._add(actions, state, -surplus, now)
             elif surplus > 0:
@@ -321,6 +321,12 @@ class Controller:
                 self._fleet.assign(member, state)
             self._fleet.move(member, Revived(), now)
             actions += self._announce(member)
+            count -= 1
+        for member in changing_role(self._states.values(), state, count):
+            self._fleet.assign(member, state)
+            if member.announced:
+                changed = RoleChanged(member.replica, state.role)
+                actions += [Send(ROUTER, changed), Send(member.replica, changed)]
             count -= 1
         if not count:
             return []

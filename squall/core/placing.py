@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from heapq import nsmallest
 
 from squall.core.fleet import Fleet, Member, RoleState
 from squall.core.lifecycle import Phase
-from squall.core.types import Nanos, ReplicaId
+from squall.core.types import Nanos, ReplicaId, Role
 
 FURTHEST_FROM_READY = {Phase.STARTING: 0, Phase.LOADING: 1, Phase.WARMING: 2, Phase.READY: 3}
 
@@ -43,3 +43,32 @@ def least_disturbing(state: RoleState, count: int) -> list[Member]:
 
     victims = nsmallest(count, [*state.coming.values(), *state.ready.values()], key=disturbance)
     return sorted(victims, key=lambda member: member.replica)
+
+
+def surplus_of(state: RoleState) -> int:
+    """Replicas of a role that are there, or coming, beyond its target."""
+    return state.num_here - state.target
+
+
+def changing_role(states: Collection[RoleState], to: RoleState, count: int) -> list[Member]:
+    """Up to `count` replicas that other roles have too many of, and that can serve this one from now on.
+
+    Ready ones first, of these the least loaded: a prefill replica finishes its prompts and decodes them itself. To prefill changes
+    only who has nothing to decode. Then those on their way, whoever is furthest first; not in live scaling, which is work, too.
+    """
+    found: list[Member] = []
+    for state in states:
+        spare = surplus_of(state)
+        if state is to or spare <= 0:
+            continue
+        ready = sorted(state.ready.values(), key=lambda member: (*member.outstanding, member.replica))
+        if to.role is not Role.DECODE:
+            ready = [member for member in ready if not member.num_outstanding]
+        coming = [member for member in state.coming.values() if not member.announced and not _is_live(member)]
+        coming.sort(key=lambda member: (-FURTHEST_FROM_READY[member.phase], member.launched_at, member.replica))
+        found += [*ready, *coming][:spare]
+    return found[:count]
+
+
+def _is_live(member: Member) -> bool:
+    return member.source is not None and member.source.live_partner is not None
