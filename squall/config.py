@@ -261,6 +261,7 @@ def from_tree(where: str, tree: dict[str, Any]) -> Config:
     for name in POLICY_TABLES:
         if isinstance(tree.get(name), dict) and "kind" not in tree[name]:
             tree[name] = {"kind": getattr(DEFAULTS, name).__struct_config__.tag, **tree[name]}
+    _complete_pools(tree)
     own = {name: tree.pop(name) for name in POLICY_TABLES if ":" in str(kind_of(tree.get(name)))}
     _refuse_strange_values(where, tree)
     try:
@@ -272,6 +273,23 @@ def from_tree(where: str, tree: dict[str, Any]) -> Config:
         raise ConfigError(f"{where}: {mistake}")
     policies = {name: _own_policy(where, name, table) for name, table in own.items()}
     return msgspec.structs.replace(config, **policies) if policies else config
+
+
+def _complete_pools(tree: dict[str, Any]) -> None:
+    """What a pool's `batching` does not say is as `[batching]` says."""
+    fleet = tree.get("fleet")
+    pools = fleet.get("pools") if isinstance(fleet, dict) else None
+    if not (isinstance(fleet, dict) and isinstance(pools, list)):
+        return
+    whole = tree.get("batching", {"kind": DEFAULTS.batching.__struct_config__.tag})
+    complete: list[Any] = []
+    for pool in pools:
+        if isinstance(pool, dict) and isinstance(pool.get("batching"), dict) and isinstance(whole, dict):
+            table = {"batching": dict(whole)}
+            merge(table, {"batching": pool["batching"]})
+            pool = {**pool, **table}
+        complete.append(pool)
+    tree["fleet"] = {**fleet, "pools": complete}
 
 
 def dumps(config: Config) -> str:
@@ -381,7 +399,7 @@ def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
     """TOML has no null: a key that is not set is left out."""
 
     def plain(value: Any) -> Any:
-        if isinstance(value, list):
+        if isinstance(value, list | tuple):
             return [plain(item) for item in value]
         return _without_none(value) if isinstance(value, dict) else value
 

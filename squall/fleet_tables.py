@@ -1,6 +1,6 @@
 """The tables of the configuration that say how large the fleet may be, how its replicas come up, and what goes wrong on purpose.
 
-Knows no policy and no hardware catalogue. `config` puts them into the one tree.
+Knows of no policy what it does, and no hardware catalogue. `config` puts them into the one tree.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from msgspec import Meta, Struct
 
 from squall.core.fleet_plan import Bounds
 from squall.core.types import Role
+from squall.policies.batching import Batching
 
 Count = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 Delay = Annotated[float, Meta(ge=0)]
 Rate = Annotated[float, Meta(gt=0)]
+Fraction = Annotated[float, Meta(gt=0, le=1)]
 
 
 class Replicas(Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,6 +32,28 @@ class Replicas(Struct, frozen=True, forbid_unknown_fields=True):
     def bounds(self) -> Bounds:
         initial = self.initial if self.initial is not None else max(self.min, 1)
         return Bounds(self.min, self.max, initial)
+
+
+class Pool(Struct, frozen=True, forbid_unknown_fields=True):
+    """Some replicas of a fleet whose replicas are not all alike. What is None is as `[cluster]`, `[replica]`, `[batching]` say.
+
+    Attributes:
+        replicas: how many.
+        node: a machine of the catalogue, for links; `cluster.node` where the GPU is that of `[cluster]`.
+        usd_per_gpu_hour: instead of the catalogue's; `cluster.usd_per_gpu_hour` where the GPU is that of `[cluster]`.
+        batching: in the file only what differs from `[batching]`; another `kind` starts anew.
+    """
+
+    replicas: Count = 1
+    gpu: str | None = None
+    node: str | None = None
+    usd_per_gpu_hour: Delay | None = None
+    tp: Count | None = None
+    pp: Count | None = None
+    ep: Count | None = None
+    num_blocks: Count | None = None
+    gpu_memory_utilization: Fraction | None = None
+    batching: Batching | None = None
 
 
 class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,10 +71,13 @@ class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
     down_window_s: Seconds = 30.0
     idle_ttl_s: Seconds = 1.0  # BlitzScale's templates: 0.333 s on one GPU, up to 1.5 s on four
     start_timeout_s: Seconds = 600.0
+    pools: tuple[Pool, ...] = ()  # of a colocated fleet whose replicas are not alike, instead of `replicas`
 
     @property
     def bounds(self) -> dict[Role, Bounds]:
         """Of every role of the fleet."""
+        if self.pools:
+            return {Role.BOTH: _bounds(sum(pool.replicas for pool in self.pools))}
         if self.mode == "colocated":
             return {Role.BOTH: _bounds(self.replicas)}
         return {Role.PREFILL: _bounds(self.prefill), Role.DECODE: _bounds(self.decode)}
@@ -182,7 +209,16 @@ def num_slots(cluster: _Cluster, replica: _Replica) -> int:
 
 
 def fleet_mistake(fleet: Fleet, cluster: _Cluster, replica: _Replica) -> str | None:
-    """What cannot be meant: the key, what is wrong and what would be right. On "cpu" there is no budget of GPUs."""
+    """What cannot be meant: the key, what is wrong and what would be right. On "cpu" there is no budget of GPUs.
+
+    Nor is there one with pools: each brings the machines that it needs.
+    """
+    if fleet.pools:
+        if fleet.mode != "colocated":
+            return f"fleet.mode = {fleet.mode!r} cannot have [[fleet.pools]]; replicas that are not alike are colocated ones"
+        if fleet.replicas != 1:
+            return "fleet.replicas and [[fleet.pools]] both say how many replicas there are; leave one out (pools do not scale)"
+        return None
     unused = ("prefill", "decode") if fleet.mode == "colocated" else ("replicas",)
     for name in unused:
         if getattr(fleet, name) != 1:

@@ -90,8 +90,9 @@ class Observed(Struct):
 
     Attributes:
         block_size: tokens of a KV block; the width of a row of `growths`.
-        num_stages: pipeline stages of a replica.
+        num_stages: pipeline stages of a replica; the most of any.
         pools: KV blocks of each replica.
+        stages: pipeline stages of replicas with fewer.
         stretches: one row after the other, of the columns of `STRETCH`.
         growths: blocks that a replica's decodes take at each of the next `block_size` steps, over and over.
         phases: when which replica entered which phase of `core.lifecycle.Phase`, in which `Role`, in order of time.
@@ -103,6 +104,7 @@ class Observed(Struct):
     block_size: int
     num_stages: int = 1
     pools: dict[ReplicaId, int] = field(default_factory=dict)
+    stages: dict[ReplicaId, int] = field(default_factory=dict)
     stretches: array[int] = field(default_factory=lambda: array("q"))
     growths: array[int] = field(default_factory=lambda: array("q"))
     phases: list[tuple[Nanos, ReplicaId, str, str]] = field(default_factory=list)

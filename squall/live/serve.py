@@ -28,6 +28,7 @@ from squall.live.loop import run
 from squall.live.plan import served_plan
 from squall.live.served import ServedModel, served_model
 from squall.live.transport.segment import HostCopies
+from squall.pools import refuse_pools
 
 if TYPE_CHECKING:
     import uvicorn
@@ -54,6 +55,7 @@ def serve(config: Config, directory: Path, say: Say) -> None:
         ConfigError: the port is in use, or a worker found the configuration wrong.
         ModelError: the model cannot be had or loaded.
     """
+    refuse_pools(config, "squall serve")
     began = monotonic()
     model = served_model(config)
     plan = _plan(config, model)

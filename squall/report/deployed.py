@@ -5,17 +5,20 @@ Knows sizes and datasheets. Does not know what ran: `detail` multiplies.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 from squall.config import Config
-from squall.core.types import SECOND
+from squall.core.types import SECOND, ReplicaId
 from squall.perf.catalogue import resolve_model
 from squall.perf.dtypes import dtype_name
 from squall.perf.hardware import Gpu, resolve_gpu
 from squall.perf.roofline import default_dtype
 from squall.perf.spec import ModelSpec
+from squall.pools import alike
 from squall.report.sample import Int64s
 from squall.report.steps import Columns
 
@@ -106,6 +109,10 @@ class Deployed(Struct, frozen=True):
         return IDLE_SHARE * self.gpu.power_w
 
 
+On = Deployed | Mapping[ReplicaId, Deployed]
+"""What all replicas run on, or each one."""
+
+
 def pairs(columns: Columns) -> tuple[Floats, Floats]:
     """Of each stretch: pairs of a token and one that it attends to, itself included, of decodes and of prefill chunks."""
     count = columns["count"].astype(np.float64)
@@ -115,11 +122,19 @@ def pairs(columns: Columns) -> tuple[Floats, Floats]:
     return decodes, prefills
 
 
-def deployed(config: Config) -> Deployed:
+def deployed(config: Config) -> On:
     """What the configuration runs on. "cpu" is measured, in a fifth of a second.
 
     Raises ConfigError where it names what is not known.
     """
+    parts = alike(config)
+    if len(parts) == 1:
+        return _deployed(parts[0])
+    each = [on for part in parts for on in [_deployed(part)] * part.fleet.num_initial]
+    return dict(enumerate(each))
+
+
+def _deployed(config: Config) -> Deployed:
     model, gpu = resolve_model(config.model.name), resolve_gpu(config.cluster.gpu)
     replica = config.replica
     asked = default_dtype(model, gpu) if replica.dtype == "auto" else replica.dtype

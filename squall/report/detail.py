@@ -5,6 +5,7 @@ The definitions are written out in docs/metrics.md. Knows no files.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,7 @@ from squall.report.sample import Distribution, Int64s, Sample, sample_of_progres
 from squall.report.steps import Columns, Stretches
 
 if TYPE_CHECKING:
-    from squall.report.deployed import Deployed, Floats
+    from squall.report.deployed import Deployed, Floats, On
 
 NOT_HELD = (Phase.OFF.value, Phase.FAILED.value)
 
@@ -79,14 +80,15 @@ class Use(Struct, frozen=True):
     joules: Floats
 
 
-def usage(record: RunRecord, observed: Observed, deployed: Deployed | None) -> Use:
+def usage(record: RunRecord, observed: Observed, deployed: On | None) -> Use:
     """What each replica's stages did, ascending in replica and stage. Without a datasheet `mfu` and `joules` are not numbers."""
     stretches = Stretches(observed)
     columns, durations = stretches.columns, stretches.durations()
     replicas = np.array(sorted(observed.pools), dtype=np.int64)
-    num_stages = observed.num_stages
-    row = np.searchsorted(replicas, columns["replica"]) * num_stages + columns["stage"]
-    size = len(replicas) * num_stages
+    stages = np.array([observed.stages.get(int(replica), observed.num_stages) for replica in replicas], dtype=np.int64)
+    first_row = np.cumsum(stages) - stages  # of each replica
+    row = first_row[np.searchsorted(replicas, columns["replica"])] + columns["stage"]
+    size = int(stages.sum())
 
     def summed(values: Int64s) -> Int64s:
         sums = np.zeros(size, dtype=np.int64)
@@ -95,25 +97,32 @@ def usage(record: RunRecord, observed: Observed, deployed: Deployed | None) -> U
 
     busy = summed(durations)
     held_of = held(observed, record.ended_at)
-    held_time = np.repeat([held_of[int(replica)] for replica in replicas], num_stages).astype(np.int64)
+    held_each = np.array([held_of[int(replica)] for replica in replicas], dtype=np.int64)
+    held_time = np.repeat(held_each, stages)
     kv_area, kv_most = _kv(stretches, replicas)
     pools = np.array([observed.pools[int(replica)] for replica in replicas], dtype=np.float64)
     mfu = joules = np.full(size, np.nan)
     if deployed is not None:
-        flops = np.bincount(row, deployed.flops(columns) / num_stages, size)
-        mfu = flops / np.maximum(held_time / SECOND * deployed.peak_flops * deployed.tp, 1e-300)
-        idle = np.maximum(held_time - busy, 0) / SECOND * deployed.idle_watts * deployed.tp
-        joules = np.bincount(row, deployed.busy_joules(columns, durations), size) + idle
+        mfu, joules = np.zeros(size), np.zeros(size)
+        idle_s = np.maximum(held_time - busy, 0) / SECOND
+        for on, its in alike(deployed, replicas):
+            part = np.isin(columns["replica"], its)
+            rows = np.isin(np.repeat(replicas, stages), its)
+            own: Columns = {name: column[part] for name, column in columns.items()}
+            flops = np.bincount(row[part], on.flops(own) / on.pp, size)[rows]
+            mfu[rows] = flops / np.maximum(held_time[rows] / SECOND * on.peak_flops * on.tp, 1e-300)
+            busy_joules = np.bincount(row[part], on.busy_joules(own, durations[part]), size)[rows]
+            joules[rows] = busy_joules + idle_s[rows] * on.idle_watts * on.tp
     return Use(
-        replica=np.repeat(replicas, num_stages),
-        stage=np.tile(np.arange(num_stages), len(replicas)),
+        replica=np.repeat(replicas, stages),
+        stage=np.arange(size) - np.repeat(first_row, stages),
         held=held_time,
         busy=busy,
         num_steps=summed(columns["count"]),
         num_prefill_tokens=summed(columns["count"] * columns["num_prefill_tokens"]),
         num_decode_tokens=summed(columns["count"] * columns["num_decodes"]),
-        kv_mean=np.repeat(kv_area / np.maximum(held_time[::num_stages] * pools, 1), num_stages),
-        kv_max=np.repeat(kv_most / np.maximum(pools, 1), num_stages),
+        kv_mean=np.repeat(kv_area / np.maximum(held_each * pools, 1), stages),
+        kv_max=np.repeat(kv_most / np.maximum(pools, 1), stages),
         mfu=mfu,
         joules=joules,
     )
@@ -144,7 +153,19 @@ def _kv(stretches: Stretches, replicas: Int64s) -> tuple[Floats, Floats]:
     return area, most
 
 
-def detail(record: RunRecord, observed: Observed, use: Use, deployed: Deployed | None) -> Detail:
+def alike(deployed: On, replicas: Int64s) -> list[tuple[Deployed, Int64s]]:
+    """Which replicas run on what."""
+    if not isinstance(deployed, Mapping):
+        return [(deployed, replicas)]
+    of: dict[int, list[int]] = {}
+    kinds: dict[int, Deployed] = {}
+    for replica in map(int, replicas):
+        kinds[id(deployed[replica])] = deployed[replica]
+        of.setdefault(id(deployed[replica]), []).append(replica)
+    return [(kinds[kind], np.array(its, dtype=np.int64)) for kind, its in of.items()]
+
+
+def detail(record: RunRecord, observed: Observed, use: Use, deployed: On | None) -> Detail:
     """The summary of what the engines did."""
     columns = Stretches(observed).columns
     first = {name: column[columns["stage"] == 0] for name, column in columns.items()}
@@ -161,7 +182,7 @@ def detail(record: RunRecord, observed: Observed, use: Use, deployed: Deployed |
         batch_tokens=over_steps(first["num_decodes"] + first["num_prefill_tokens"]),
         prefill_tokens=over_steps(first["num_prefill_tokens"]),
         decode_tokens=over_steps(first["num_decodes"]),
-        step_s=_step_times(columns, observed.num_stages),
+        step_s=_step_times(columns),
         preempted_s=Sample.of(np.array(list(observed.preempted.values()), dtype=np.int64)).distribution(),
         restarts=Sample.of(restarts).distribution(unit=1),
         busy_s=busy_s,
@@ -175,14 +196,14 @@ def detail(record: RunRecord, observed: Observed, use: Use, deployed: Deployed |
     )
 
 
-def _step_times(columns: Columns, num_stages: int) -> Distribution | None:
-    """Through all stages, whose rows of one run follow each other."""
-    if num_stages == 1:
-        ones = np.ones(len(columns["count"]), dtype=np.int64)
-        return sample_of_progressions(ones, columns["count"], columns["first"], columns["increment"]).distribution()
-    began = columns["started_at"][::num_stages]
-    ended = (columns["started_at"] + (columns["first"] >> 4))[num_stages - 1 :: num_stages]
-    return Sample.of(ended - began).distribution()
+def _step_times(columns: Columns) -> Distribution | None:
+    """Through all stages, whose rows of one run follow each other: single steps, where there is more than one stage."""
+    began = np.flatnonzero(columns["stage"] == 0)
+    ended = np.append(began[1:], len(columns["stage"])) - 1
+    took = columns["started_at"][ended] + (columns["first"][ended] >> 4) - columns["started_at"][began]
+    first = np.where(began == ended, columns["first"][began], took << 4)
+    ones = np.ones(len(began), dtype=np.int64)
+    return sample_of_progressions(ones, columns["count"][began], first, columns["increment"][began]).distribution()
 
 
 def _over(shares: Floats, use: Use) -> Utilisation:
@@ -196,10 +217,12 @@ def _mean_and_min(shares: Floats, use: Use) -> tuple[float, float]:
     return float(np.average(shares[ever], weights=use.held[ever])), float(shares[ever].min())
 
 
-def _memory(use: Use, observed: Observed, deployed: Deployed) -> Utilisation:
+def _memory(use: Use, observed: Observed, deployed: On) -> Utilisation:
     """Weights are there all the time that a replica is held, blocks while requests hold them."""
-    total = deployed.gpu.memory_bytes
-    pools = np.array([observed.pools[int(replica)] for replica in use.replica]) * deployed.block_bytes
-    mean = (deployed.weight_bytes + use.kv_mean * pools) / total
-    most = (deployed.weight_bytes + use.kv_max * pools) / total
+    on = [deployed[int(replica)] if isinstance(deployed, Mapping) else deployed for replica in use.replica]
+    total = np.array([each.gpu.memory_bytes for each in on], dtype=np.float64)
+    weights = np.array([each.weight_bytes for each in on], dtype=np.float64)
+    pools = np.array([observed.pools[int(r)] * each.block_bytes for r, each in zip(use.replica, on, strict=True)])
+    mean = (weights + use.kv_mean * pools) / total
+    most = (weights + use.kv_max * pools) / total
     return Utilisation(*_mean_and_min(mean, use), float(most.max(initial=0)))

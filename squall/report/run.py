@@ -20,7 +20,7 @@ import os
 import shutil
 import tomllib
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,18 +30,20 @@ import msgspec
 from squall import config as configuration
 from squall.config import Config
 from squall.core.metrics import UNSET, Gaps, Observed, RequestRow, RunRecord
+from squall.core.types import SECOND
 from squall.errors import ConfigError, SquallError
+from squall.pools import alike, num_gpus, price_of
 from squall.report.detail import Use, detail, usage
 from squall.report.series import series
 from squall.report.steps import Stretches, write_steps
-from squall.report.summary import Lives, Summary, summarise
+from squall.report.summary import Lives, PoolUse, Summary, summarise
 from squall.report.trace import trace
 from squall.report.vidur import lives_of, request_metrics
 
 if TYPE_CHECKING:
     import polars
 
-    from squall.report.deployed import Deployed
+    from squall.report.deployed import On
 
 CONFIG, REQUESTS, GAPS, SUMMARY, REPORT = "config.toml", "requests.parquet", "gaps.parquet", "summary.json", "report.html"
 EVENTS = "events.jsonl.zst"
@@ -108,7 +110,7 @@ def write_run(
     config: Config,
     usd_per_gpu_hour: float | None,
     events: bytes | None = None,
-    on: Deployed | None = None,
+    on: On | None = None,
 ) -> Summary:
     """Write the run directory at `path`, which must not exist, and return its summary.
 
@@ -124,9 +126,9 @@ def write_run(
     if record.observed is not None:
         use = usage(record, record.observed, on)
         seen = detail(record, record.observed, use, on)
-        energy_j = float(use.joules.sum()) if on is not None and on.gpu.power_w else None
+        energy_j = float(use.joules.sum()) if on is not None and all(is_known(on)) else None
         observed = _observed_files(record, record.observed, use, config)
-    summary = summarise(record, config.slo, usd_per_gpu_hour, seen, energy_j)
+    summary = summarise(record, config.slo, usd_per_gpu_hour, seen, energy_j, pools_of(config, record))
     files: dict[str, Content] = {
         CONFIG: configuration.dumps(config).encode(),
         REQUESTS: _requests_parquet(record.requests),
@@ -135,12 +137,34 @@ def write_run(
         **observed,
     }
     if config.run.series_s is not None:
-        gpus = config.replica.tp * config.replica.pp
+        parts = alike(config)
+        gpus: float = config.replica.tp * config.replica.pp
+        if len(parts) > 1:  # all of them are there all the time
+            gpus = sum(map(num_gpus, parts)) / config.fleet.num_initial
         files[SERIES] = _parquet(series(record, config.slo, config.run.series_s, gpus))
     if events is not None:
         files[EVENTS] = events
     _write_together(path, files)
     return summary
+
+
+def is_known(on: On) -> Iterator[bool]:
+    """Whether the power of each GPU is known."""
+    return (bool(each.gpu.power_w) for each in (on.values() if isinstance(on, Mapping) else (on,)))
+
+
+def pools_of(config: Config, record: RunRecord) -> tuple[PoolUse, ...]:
+    """What each of `[[fleet.pools]]` held: all its GPUs, as long as the others. Nothing where there are no pools."""
+    if not config.fleet.pools:
+        return ()
+    parts = alike(config)
+    total = sum(map(num_gpus, parts))
+    used = []
+    for part in parts:
+        gpu_seconds, price = record.gpu_nanos * num_gpus(part) / total / SECOND, price_of(part)
+        cost_usd = None if price is None else gpu_seconds / 3600 * price
+        used.append(PoolUse(part.cluster.gpu, part.fleet.num_initial, num_gpus(part), gpu_seconds, cost_usd))
+    return tuple(used)
 
 
 def _observed_files(record: RunRecord, observed: Observed, use: Use, config: Config) -> dict[str, Content]:

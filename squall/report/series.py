@@ -29,7 +29,7 @@ PHASES = tuple(phase.value for phase in Phase if phase is not Phase.OFF)
 Floats = NDArray[np.float64]
 
 
-def series(record: RunRecord, slo: Slo, every_s: float, gpus_per_replica: int) -> polars.DataFrame:
+def series(record: RunRecord, slo: Slo, every_s: float, gpus_per_replica: float) -> polars.DataFrame:
     """The series of a run in bins of `every_s` seconds; the last one may be cut off by the end of the run.
 
     Counts and sums are of the bin, levels (waiting, running, KV blocks, replicas) its mean over time; see docs/metrics.md.
@@ -93,11 +93,11 @@ def _engines(observed: Observed, edges: Int64s) -> dict[str, NDArray[np.generic]
         "decode_tokens_per_s": decode / width,
         "kv_blocks": blocks / width,
         "kv_share": blocks / width / max(1, total),
-        "busy_share": busy / width / max(1, len(observed.pools) * observed.num_stages),
+        "busy_share": busy / width / max(1, sum(observed.stages.get(id, observed.num_stages) for id in observed.pools)),
     }
 
 
-def _fleet(observed: Observed, edges: Int64s, gpus_per_replica: int) -> dict[str, NDArray[np.generic]]:
+def _fleet(observed: Observed, edges: Int64s, gpus_per_replica: float) -> dict[str, NDArray[np.generic]]:
     """Mean numbers of replicas in each phase, and the accelerator time that they hold."""
     spans: dict[str, list[tuple[Nanos, Nanos]]] = {phase: [] for phase in PHASES}
     since: dict[int, tuple[Nanos, str, str]] = {}

@@ -35,6 +35,16 @@ class Quantile(Struct, frozen=True):
     met: bool
 
 
+class PoolUse(Struct, frozen=True):
+    """What one pool of a fleet whose replicas are not alike held; the cost is None where the price is not known."""
+
+    gpu: str
+    replicas: int
+    num_gpus: int
+    gpu_seconds: float
+    cost_usd: float | None
+
+
 class Summary(Struct, frozen=True):
     """What a run came to. Seconds everywhere; None where there is nothing to measure or no objective to measure it by."""
 
@@ -71,6 +81,7 @@ class Summary(Struct, frozen=True):
     energy_j: float | None = None
     detail: Detail | None = None
     absent: int = 0
+    pools: tuple[PoolUse, ...] = ()
 
 
 class Lives(Struct, frozen=True):
@@ -165,10 +176,11 @@ def summarise(
     usd_per_gpu_hour: float | None,
     seen: Detail | None = None,
     energy_j: float | None = None,
+    pools: tuple[PoolUse, ...] = (),
 ) -> Summary:
     """The summary of a run. The price may be unknown, as that of this machine's CPU; then there is no cost.
 
-    `seen` and `energy_j` are those of an observed run.
+    `seen` and `energy_j` are those of an observed run, `pools` those of a fleet whose replicas are not alike.
     """
     lives = Lives.of(record.requests)
     outcomes = [row.outcome for row in record.requests]
@@ -213,6 +225,7 @@ def summarise(
         energy_j=energy_j,
         detail=seen,
         absent=record.num_absent,
+        pools=pools,
     )
 
 

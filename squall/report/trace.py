@@ -51,8 +51,9 @@ def _names(observed: Observed) -> list[TraceEvent]:
     """What the viewer calls processes and threads, and their order."""
     events = [_meta("process_name", REQUESTS, 0, name="requests"), _meta("process_sort_index", REQUESTS, 0, sort_index=-1)]
     for replica in sorted(observed.pools):
+        stages = observed.stages.get(replica, observed.num_stages)
         events.append(_meta("process_name", replica, 0, name=f"replica {replica}"))
-        events += [_meta("thread_name", replica, stage, name=f"stage {stage}") for stage in range(observed.num_stages)]
+        events += [_meta("thread_name", replica, stage, name=f"stage {stage}") for stage in range(stages)]
     return events
 
 

@@ -19,6 +19,7 @@ from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import Gpu, resolve_gpu
 from squall.perf.latency import LatencyModel
 from squall.perf.spec import ModelSpec
+from squall.pools import refuse_pools
 from squall.search import bounds
 from squall.search.result import Job
 from squall.search.sample import Sample, sample_of, steady
@@ -100,6 +101,7 @@ class Workshop:
         """
         search = self.search
         config = from_tree("configuration", job.tree)
+        refuse_pools(config, "squall search")
         if config.run.duration_s is not None:
             raise ConfigError("run.duration_s ends simulations; a search lets every sample come to its end: leave it out")
         gpu = self._gpu(config.cluster.gpu)

@@ -62,6 +62,7 @@ class Driver:
         num_stages: pipeline stages of every replica.
         num_layers: of the model, where replicas run single ones; 0 where they do not.
         make: a fresh machine for a replica that starts (again); it is told when. None: only those of `machines` do, once.
+        stages: of replicas with another number of them than `num_stages`.
 
     Attributes:
         now: the virtual clock.
@@ -79,6 +80,7 @@ class Driver:
         num_stages: int = 1,
         num_layers: int = 0,
         make: Callable[[ReplicaId, Nanos], Machine] | None = None,
+        stages: Mapping[ReplicaId, int] | None = None,
     ) -> None:
         self.now: Nanos = 0
         self.num_events = 0
@@ -90,6 +92,7 @@ class Driver:
         self._log = log
         self._make = make
         self._num_stages = num_stages
+        self._stages = stages or {}
         self._num_layers = num_layers
         self._engines: dict[ReplicaId, Engine] = {id: self._new_engine(id) for id in machines if id >= 0}
         self._heap: list[tuple[Nanos, int, MachineId, int, AnyEvent | None]] = []
@@ -282,7 +285,7 @@ class Driver:
     def _new_engine(self, replica: ReplicaId) -> Engine:
         if self._num_layers:
             return LayeredEngine(self._world, replica, self._num_layers)
-        stages = self._num_stages
+        stages = self._stages.get(replica, self._num_stages)
         return Engine(self._world, replica) if stages == 1 else PipelinedEngine(self._world, replica, stages)
 
     def _lose(self, replica: ReplicaId, now: Nanos) -> None:
@@ -300,7 +303,8 @@ class Driver:
         if engine is None:
             return
         times = max(1, round(1 / factor))
-        engine.latency = self._world.latency if times == 1 else Slowed(self._world.latency, times)
+        latency = self._world.latency_of(replica)
+        engine.latency = latency if times == 1 else Slowed(latency, times)
         if (ends_at := engine.cut_now(now)) is not None:
             heappush(self._heap, (ends_at, END, replica, 0, None))
 

@@ -6,7 +6,7 @@ know what is made of it (`report` does), and decides nothing: an observed run is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from squall.core.actions import AnyAction, Chunk, Forget, Hold, Join, Preempt, RunSteps, Send
@@ -92,14 +92,16 @@ class Observer:
     Args:
         latency: prices the steps, as in the simulation.
         block_size: tokens of a KV block.
+        latencies: of replicas whose steps `latency` does not price.
 
     Attributes:
         observed: complete once the simulation has ended.
     """
 
-    def __init__(self, latency: LatencyModel, block_size: int) -> None:
-        self.observed = Observed(block_size, latency.num_stages)
+    def __init__(self, latency: LatencyModel, block_size: int, latencies: Mapping[ReplicaId, LatencyModel] | None = None) -> None:
         self._latency = latency
+        self._latencies = latencies or {}
+        self.observed = Observed(block_size, max(each.num_stages for each in (self._latencies or {0: latency}).values()))
         self._controller: Controller | None = None
         self._replicas: dict[ReplicaId, Replica] = {}
         self._phases: dict[ReplicaId, tuple[str, str]] = {}
@@ -116,6 +118,7 @@ class Observer:
             self._replicas[machine] = made
             self._stages_free_at.pop(machine, None)  # a process knows nothing of the one before it
             self.observed.pools[machine] = made.num_blocks
+            self.observed.stages[machine] = made.num_stages
         elif isinstance(made, Controller):
             self._controller = made
 
@@ -214,20 +217,24 @@ class Observer:
 
         One run has one speed: a change of it ends the run.
         """
-        place = self._stages if self.observed.num_stages > 1 else self._in_a_row
+        stages = self._latency_of(replica).num_stages
+        place = self._stages if stages > 1 else self._in_a_row
         found, end = place(replica, running, steps, 1)
         times = 1
         while end < now and times < SLOWEST:
             times += 1
             found, end = place(replica, running, steps, times)
-        if self.observed.num_stages > 1:
+        if stages > 1:
             self._stages_free_at[replica] = [at + total(price, 1) for _, at, _, price in found]
         return found
 
-    def _in_a_row(self, _: ReplicaId, running: Running, steps: int, times: int) -> tuple[list[Priced], Nanos]:
+    def _latency_of(self, replica: ReplicaId) -> LatencyModel:
+        return self._latencies.get(replica, self._latency)
+
+    def _in_a_row(self, replica: ReplicaId, running: Running, steps: int, times: int) -> tuple[list[Priced], Nanos]:
         found: list[Priced] = []
         at, offset = running.began, 0
-        for price in self._latency.run(running.run, steps):
+        for price in self._latency_of(replica).run(running.run, steps):
             if times > 1:
                 price = Progression(price.count, price.first * times, price.increment * times)
             found.append((0, at, offset, price))
@@ -237,10 +244,11 @@ class Observer:
 
     def _stages(self, replica: ReplicaId, running: Running, _: int, times: int) -> tuple[list[Priced], Nanos]:
         """One step through a pipeline whose stages are first come, first served."""
-        free_at = self._stages_free_at.get(replica, [0] * self.observed.num_stages)
+        latency = self._latency_of(replica)
+        free_at = self._stages_free_at.get(replica, [0] * latency.num_stages)
         found: list[Priced] = []
         at = running.began
-        for stage, busy in enumerate(self._latency.stages(running.run)):
+        for stage, busy in enumerate(latency.stages(running.run)):
             at = max(at, free_at[stage])
             found.append((stage, at, 0, Progression(1, (busy * times) << 4, 0)))
             at += busy * times

@@ -25,10 +25,11 @@ class PipelinedEngine(Engine):
 
     def __init__(self, world: World, replica: ReplicaId, num_stages: int) -> None:
         super().__init__(world, replica)
-        if world.latency.num_stages != num_stages:
+        latency = self.latency
+        if latency.num_stages != num_stages:
             raise ConfigError(
-                f"replica.pp is {num_stages}, but the times of steps ({world.latency.source}) are of "
-                f"{world.latency.num_stages} pipeline stages"
+                f"replica.pp is {num_stages}, but the times of steps ({latency.source}) are of "
+                f"{latency.num_stages} pipeline stages"
             )
         self._free_at = [0] * num_stages
         self._on_way: deque[RunSteps] = deque()

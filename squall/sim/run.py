@@ -20,6 +20,7 @@ from squall.deployment import router_of
 from squall.perf.latency import LatencyModel
 from squall.sim.driver import Driver, EventLog
 from squall.sim.ground import Ground, bare_ground
+from squall.sim.kinds import Kind, each
 from squall.sim.loading import Delays, Loader
 from squall.sim.world import World
 from squall.workload.spec import OfferedRequest
@@ -34,6 +35,7 @@ def simulate(
     cancellations: Sequence[tuple[Nanos, RequestId]] = (),
     delays: Delays | None = None,
     ground: Ground | None = None,
+    kinds: Sequence[Kind] = (),
     max_steps: int = FOREVER,
     until: Nanos = FOREVER,
     log: EventLog | None = None,
@@ -52,6 +54,7 @@ def simulate(
         delays: of starting, loading, warming and stopping a replica. When None, those of `[startup]`, and the fleet with which
             the simulation begins is up at 0.
         ground: what the fleet stands on; None is a cluster of which only its size is known, where weights are just there.
+        kinds: the replicas of a fleet that are not alike, kind by kind; `latency` and `num_blocks` are then of nobody.
         max_steps: the longest run of steps; 1 is the oracle to which any other must be equal.
         until: when the simulation ends, whatever is left to happen; who arrives then or later is left out of the record.
         log: called after every event.
@@ -61,7 +64,8 @@ def simulate(
             raising an exception of its own, which comes out of here.
     """
     began = time.perf_counter()
-    world = World(requests, latency, max_steps)
+    of_each = each(kinds)
+    world = World(requests, latency, max_steps, {replica: kind.latency for replica, kind in enumerate(of_each)})
     if watch is not None:
         log = watch(world)
     block_size = config.replica.block_size
@@ -73,7 +77,8 @@ def simulate(
     controller.traffic = router
 
     def make(replica: ReplicaId, now: Nanos) -> Machine:
-        machine = replica_of(replica, config.batching, num_blocks, block_size, config.replica.pp)
+        of, blocks = (of_each[replica].config, of_each[replica].num_blocks) if of_each else (config, num_blocks)
+        machine = replica_of(replica, of.batching, blocks, block_size, of.replica.pp)
         if created is not None:
             created(now, replica, machine)
         return machine
@@ -86,10 +91,11 @@ def simulate(
         machines[replica] = make(replica, 0)
     faults = ground.faults(config)
     pools = dict.fromkeys(range(plan.slots.num), (num_blocks, block_size))
+    pools |= {replica: (kind.num_blocks, block_size) for replica, kind in enumerate(of_each)}
     roads = ground.roads()
     delays_now = ground.delays if delays is None else delays
     loader = Loader(pools, delays_now, roads, faults, begins_up=delays is None, kv=ground.kv_moves(roads))
-    driver = Driver(machines, world, loader, log, config.replica.pp, plan.live_layers, make)
+    driver = Driver(machines, world, loader, log, config.replica.pp, plan.live_layers, make, _stages(of_each))
     if faults is not None:
         faults.set_speed = driver.set_speed
     driver.cut_off = cut_off
@@ -99,9 +105,14 @@ def simulate(
     record.num_steps = driver.num_steps
     record.num_absent = world.num_absent
     record.scale_ups, record.scale_downs = driver.scale_ups, driver.scale_downs
-    record.gpu_nanos = driver.replica_nanos * config.replica.tp * config.replica.pp
+    gpus = [kind.config.replica.tp * kind.config.replica.pp for kind in of_each] or [config.replica.tp * config.replica.pp]
+    record.gpu_nanos = driver.replica_nanos * sum(gpus) // len(gpus)  # those that are not alike are held equally long
     record.wall_s = time.perf_counter() - began
     return record
+
+
+def _stages(of_each: Sequence[Kind]) -> dict[ReplicaId, int]:
+    return {replica: kind.config.replica.pp for replica, kind in enumerate(of_each)}
 
 
 def _offered(

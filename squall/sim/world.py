@@ -7,7 +7,7 @@ no queue and no event order.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from struct import Struct
 from typing import Final
@@ -33,10 +33,18 @@ class World:
         requests: the workload.
         latency: prices steps.
         max_steps: the longest run that an engine makes of what it is asked for.
+        latencies: of replicas whose steps `latency` does not price.
     """
 
-    def __init__(self, requests: Iterable[OfferedRequest], latency: LatencyModel, max_steps: int = FOREVER) -> None:
+    def __init__(
+        self,
+        requests: Iterable[OfferedRequest],
+        latency: LatencyModel,
+        max_steps: int = FOREVER,
+        latencies: Mapping[ReplicaId, LatencyModel] | None = None,
+    ) -> None:
         self.latency = latency
+        self._latencies = latencies or {}
         self.max_steps = max_steps
         self.gaps = array("q")  # weight, count, first and increment of each entry of `Gaps`, one after the other
         self.rows: dict[RequestId, RequestRow] = {}
@@ -51,6 +59,10 @@ class World:
         self.num_absent = 0  # who had not arrived when the run was ended
         self.left: dict[RequestId, int] = {}  # tokens that a preempted request still has to generate
         self.last_token_at: dict[RequestId, Nanos] = {}  # of preempted requests
+
+    def latency_of(self, replica: ReplicaId) -> LatencyModel:
+        """What prices the steps of a replica."""
+        return self._latencies.get(replica, self.latency)
 
     def reject(self, request: RequestId, rejection: Rejection, now: Nanos) -> None:
         row = self.rows[request]
@@ -118,7 +130,8 @@ class World:
 
     def record(self, now: Nanos) -> RunRecord:
         gaps = Gaps(*(self.gaps[i::4] for i in range(4)))
-        return RunRecord("simulated", list(self.rows.values()), gaps, ended_at=now, latency_source=self.latency.source)
+        sources = dict.fromkeys(latency.source for latency in self._latencies.values()) or (self.latency.source,)
+        return RunRecord("simulated", list(self.rows.values()), gaps, ended_at=now, latency_source="; ".join(sources))
 
 
 class DecodeClock:
@@ -190,7 +203,7 @@ class Engine:
 
     def __init__(self, world: World, replica: ReplicaId) -> None:
         self.num_steps = 0
-        self.latency = world.latency  # its own: it may be slower than others
+        self.latency = world.latency_of(replica)  # its own: it may be slower than others
         self._world = world
         self._replica = replica
         self._run: RunSteps | None = None  # the last one

@@ -12,6 +12,7 @@ from squall.core.types import SECOND
 from squall.errors import ConfigError
 from squall.live.replay import ReplayRecord
 from squall.live.replay import replay as send
+from squall.pools import refuse_pools
 from squall.report.progress import progress
 from squall.twin.rehearse import offered
 
@@ -35,6 +36,7 @@ def drive(
     """
     if config.run.duration_s is not None:
         raise ConfigError("run.duration_s ends simulations; a replay ends with its workload: say workload.duration_s")
+    refuse_pools(config, "squall replay")
     requests = offered(config)
     serve = config.serve
     ours = url is None

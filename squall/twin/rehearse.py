@@ -16,7 +16,9 @@ from squall.core.types import FOREVER, SECOND
 from squall.errors import ConfigError
 from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import resolve_gpu
+from squall.pools import alike, num_gpus, price_of
 from squall.sim.ground import ground
+from squall.sim.kinds import each, kinds_of
 from squall.sim.observe import Observer, watched
 from squall.sim.prepare import prepare
 from squall.sim.run import simulate
@@ -40,16 +42,18 @@ def rehearse(config: Config, watchers: Sequence[Watcher] = (), progress: Simulat
         progress.phase("reading the workload")
     requests = offered(config, honours_after=True)
     model, gpu = resolve_model(config.model.name), resolve_gpu(config.cluster.gpu)
-    latency, blocks = prepare(config, model, gpu)
+    kinds = kinds_of(config, model)
+    latency, blocks = prepare(config, model, gpu) if not kinds else (kinds[0].latency, kinds[0].num_blocks)
     stands_on = ground(config, model, gpu, latency, blocks)
-    observer = Observer(latency, config.replica.block_size) if observes(config) else None
+    latencies = {replica: kind.latency for replica, kind in enumerate(each(kinds))}
+    observer = Observer(latency, config.replica.block_size, latencies) if observes(config) else None
     if progress is not None:
         progress.phase("simulating", len(requests))
     log, created = watched([watcher for watcher in (*watchers, observer, progress) if watcher is not None])
     until = FOREVER if config.run.duration_s is None else round(config.run.duration_s * SECOND)
     cut_off = None if observer is None else observer.cut_off
     record = simulate(
-        config, requests, latency, blocks, ground=stands_on, until=until, log=log, cut_off=cut_off, created=created
+        config, requests, latency, blocks, ground=stands_on, kinds=kinds, until=until, log=log, cut_off=cut_off, created=created
     )  # fmt: skip
     record.observed = observer.observed if observer is not None else None
     return record
@@ -80,7 +84,12 @@ def offered(config: Config, *, honours_after: bool = False) -> list[OfferedReque
 
 
 def usd_per_gpu_hour(config: Config) -> float | None:
-    """What an accelerator hour costs: the configuration's word, else the catalogue's; None for this machine's CPU."""
-    if config.cluster.usd_per_gpu_hour is not None:
-        return config.cluster.usd_per_gpu_hour
-    return None if config.cluster.gpu.lower() == "cpu" else resolve_gpu(config.cluster.gpu).usd_per_hour
+    """What an accelerator hour costs: the configuration's word, else the catalogue's; None for this machine's CPU.
+
+    Of replicas that are not alike: the mean over their GPUs, which are all held equally long.
+    """
+    parts = alike(config)
+    prices = [price_of(part) for part in parts]
+    gpus = [num_gpus(part) for part in parts]
+    known = [price * count for price, count in zip(prices, gpus, strict=True) if price is not None]
+    return sum(known) / sum(gpus) if len(known) == len(parts) else None
