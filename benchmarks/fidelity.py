@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.scoreboard import operators, published, rtx4090, silicon, theirs  # noqa: E402
+from benchmarks.scoreboard import deployments, heldout, operators, published, rtx4090, silicon, theirs  # noqa: E402
 from benchmarks.scoreboard.rows import Row  # noqa: E402
 from squall.perf.tables.installed import installed_root  # noqa: E402
 
@@ -38,11 +38,14 @@ def compare(smoke: bool) -> Iterator[Row]:
         rows, points = silicon.compare(SHARED, 40 if smoke else 1)
         yield from rows
         yield from theirs.compare(points)
+        if not smoke:
+            yield from deployments.compare(silicon.others(SHARED), 3)
     for kind in ("datasheet",) if smoke else ("roofline", "datasheet"):
         yield from silicon.compare(SHARED, 40 if smoke else 1, kind)[0]
     yield from operators.compare(SHARED, 20 if smoke else 1)
     yield from operators.beyond(SHARED)
     if not smoke:
+        yield from heldout.compare(SHARED, 2)
         yield from published.splitwise(SHARED)
         yield from published.nim(SHARED)
         yield from published.throughput(SHARED)

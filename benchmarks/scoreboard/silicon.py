@@ -16,14 +16,16 @@ import numpy as np
 import polars as pl
 from msgspec.structs import replace
 
+from benchmarks.scoreboard import coverage
 from benchmarks.scoreboard.rows import Row, errors, spread_rows
 from squall.config import Config, ReplicaSpec
+from squall.core.actions import RunSteps
 from squall.errors import ConfigError
 from squall.perf.catalogue import resolve_model
 from squall.perf.composed import Composed
 from squall.perf.decompose import Layout
 from squall.perf.dtypes import DTYPE_BYTES
-from squall.perf.efficiency import efficiency_of
+from squall.perf.efficiency import Efficiency, efficiency_of
 from squall.perf.hardware import Gpu, resolve_gpu
 from squall.perf.model import ModelSpec
 from squall.perf.roofline import RooflineSource
@@ -35,8 +37,15 @@ from squall.workload.spec import OfferedRequest
 SAID = {
     "measured": "measured operators", "roofline": "curves of each GPU", "datasheet": "datasheet alone, as if never measured",
 }  # fmt: skip
-GPUS = {"h100_sxm": "h100-sxm", "h200_sxm": "h200", "b200_sxm": "b200", "b300_sxm": "b300", "gb200": "gb200"}
+GPUS = {
+    "h100_sxm": "h100-sxm", "h200_sxm": "h200", "b200_sxm": "b200", "b300_sxm": "b300", "gb200": "gb200", "gb300": "gb300",
+}  # fmt: skip
 WEIGHTS = {None: "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "nvfp4"}
+SAME = {
+    "nvidia/Qwen3-32B-NVFP4": "Qwen/Qwen3-32B", "nvidia/DeepSeek-R1-NVFP4": "deepseek-ai/DeepSeek-R1",
+    "nvidia/DeepSeek-V3.1-NVFP4": "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-235B-A22B-FP8": "Qwen/Qwen3-235B-A22B",
+}  # fmt: skip
+"""Checkpoints in another number type, and the model that they are."""
 DENSE = "Llama-3.1|Qwen3-32B"
 FRONT_S = 0.03
 SENT = 10
@@ -49,15 +58,26 @@ def points(shared: Path) -> pl.DataFrame:
 
 
 @cache
-def priced(gpu: str, engine: str, model: str, tp: int, weights: str, kv: str, kind: str) -> tuple[ModelSpec, Gpu, Composed]:
-    """The latency model of a deployment: from "measured" tables, from efficiencies fitted to "roofline" kernels of this GPU, or
-    from the "datasheet" with the efficiencies of GPUs in general."""
+def priced(
+    gpu: str, engine: str, model: str, tp: int, weights: str, kv: str, kind: str | Efficiency
+) -> tuple[ModelSpec, Gpu, Composed]:
+    """The latency model of a deployment: from "measured" tables, from efficiencies fitted to "roofline" kernels of this GPU,
+    from the "datasheet" with the efficiencies of GPUs in general, or with those given."""
     sheet, spec = resolve_gpu(gpu), resolve_model(model)
     known = sheet if kind != "datasheet" else replace(sheet, name="a GPU that nobody measured")
-    datasheet = RooflineSource(known)
+    efficiency = kind if isinstance(kind, Efficiency) else efficiency_of(known)
+    datasheet = RooflineSource(known, efficiency=efficiency)
     sources = [measured(gpu, engine), datasheet] if kind == "measured" else [datasheet]
     layout = Layout(tp=tp, weight_dtype=weights, kv_dtype=kv)
-    return spec, sheet, Composed(spec, sheet.name, layout, sources, efficiency_of(known))
+    return spec, sheet, Composed(spec, sheet.name, layout, sources, efficiency)
+
+
+def known_model(name: str) -> str | None:
+    """The name under which the catalogue has a model."""
+    try:
+        return resolve_model(SAME.get(name, name)).name
+    except ConfigError:
+        return None
 
 
 @cache
@@ -65,13 +85,12 @@ def measured(gpu: str, engine: str) -> Any:
     return installed_source(resolve_gpu(gpu), engine)
 
 
-def predict(point: dict[str, Any], kind: str = "measured") -> tuple[float, float] | None:
+def predict(point: dict[str, Any], kind: str | Efficiency = "measured") -> tuple[float, float] | None:
     """(TTFT, TPOT) in ms as their benchmarks average them; None for a deployment that does not fit."""
     tp, clients = point["tp_size"], point["batch_size"]  # of one replica; `concurrency` is of all
     weights = WEIGHTS[point["gemm_quant_mode"]]
+    spec, sheet, latency = deployed(point, kind)
     kv = "bf16" if weights == "bf16" else "fp8"
-    model = point["model_path"].replace("nvidia/Qwen3-32B-NVFP4", "Qwen/Qwen3-32B")
-    spec, sheet, latency = priced(GPUS[point["system"]], point["backend"], model, tp, weights, kv, kind)
     free = 0.9 * sheet.memory_bytes - spec.num_params * DTYPE_BYTES[weights] / tp - 3e9
     blocks = int(free / (16 * spec.kv_bytes_per_token(kv, tp)))
     if blocks * 16 < point["isl"] + point["osl"]:
@@ -83,6 +102,20 @@ def predict(point: dict[str, Any], kind: str = "measured") -> tuple[float, float
     ttft = np.array([row.first_token_at - row.arrived_at for row in rows]) / 1e6
     tpot = np.array([(row.finished_at - row.first_token_at) / (row.num_output_tokens - 1) for row in rows]) / 1e6
     return 1e3 * FRONT_S + averaged(ttft, clients), averaged(tpot, clients)
+
+
+def typical(point: dict[str, Any], kind: str) -> tuple[Composed, RunSteps]:
+    """A deployment's prices and its typical step: all decode, half through their outputs."""
+    clients = point["batch_size"]
+    return deployed(point, kind)[2], RunSteps(1, 1, clients, clients * (point["isl"] + point["osl"] // 2), ())
+
+
+def deployed(point: dict[str, Any], kind: str | Efficiency) -> tuple[ModelSpec, Gpu, Composed]:
+    """See `priced`."""
+    weights = WEIGHTS[point["gemm_quant_mode"]]
+    model = SAME.get(point["model_path"], point["model_path"])
+    kv = "bf16" if weights == "bf16" else "fp8"
+    return priced(GPUS[point["system"]], point["backend"], model, point["tp_size"], weights, kv, kind)
 
 
 def averaged(values: np.ndarray, clients: int) -> float:
@@ -107,12 +140,9 @@ def compare(shared: Path, every: int = 1, kind: str = "measured") -> tuple[list[
     Args:
         every: one of so many points.
     """
-    everything = points(shared)
-    dense = everything.filter(
-        (pl.col("mode") == "agg") & pl.col("model_path").str.contains(DENSE) & pl.col("concurrency").is_not_null()
-    )
-    found, left_out = [], 0
-    for point in dense.gather_every(every).iter_rows(named=True):
+    judged = dense(shared)
+    found, told, left_out = [], [], 0
+    for point in judged.gather_every(every).iter_rows(named=True):
         try:
             answer = predict(point, kind)
         except ConfigError:
@@ -121,6 +151,7 @@ def compare(shared: Path, every: int = 1, kind: str = "measured") -> tuple[list[
             left_out += 1
         else:
             found.append({**point, "ttft_ms": answer[0], "tpot_ms": answer[1]})
+            told.append(coverage.inside(*typical(point, kind), answer[1] / point["silicon_tpot_ms"]))
     frame = pl.DataFrame(found, infer_schema_length=None)
     goals = {"measured": (12.0, 25.0), "datasheet": (20.0, None)}.get(kind, (None, None))
     where = f"silicon points, dense models, {SAID[kind]}, closed loop"
@@ -128,23 +159,35 @@ def compare(shared: Path, every: int = 1, kind: str = "measured") -> tuple[list[
     for metric, goal in zip(("tpot", "ttft"), goals, strict=True):
         off = errors(frame[f"{metric}_ms"].to_list(), frame[f"silicon_{metric}_ms"].to_list())
         rows += spread_rows(f"silicon.{kind}.{metric}", metric.upper(), where, off, goal)
-    rows.append(Row(f"silicon.{kind}.not_priced", "dense points that do not fit", where, len(dense), left_out, None, "points"))
+    rows += coverage.rows(f"silicon.{kind}.tpot", "TPOTs inside a step's 90 % interval", where, told)
+    rows.append(Row(f"silicon.{kind}.not_priced", "dense points that do not fit", where, len(judged), left_out, None, "points"))
     if kind == "measured":
-        rows += experts(everything, len(everything) - len(dense), every)
+        rows += experts(points(shared), every)
     return rows, frame
 
 
-def experts(everything: pl.DataFrame, others: int, every: int) -> list[Row]:
+_SIMULATED = (pl.col("mode") == "agg") & pl.col("concurrency").is_not_null()
+_IS_DENSE = pl.col("model_path").str.contains(DENSE)
+_ALONE = (pl.col("attention_dp_size").fill_null(1) <= 1) & (pl.col("moe_ep_size").fill_null(1) <= 1) & (pl.col("tp_size") <= 8)
+
+
+def dense(shared: Path) -> pl.DataFrame:
+    """The points of dense models."""
+    return points(shared).filter(_SIMULATED & _IS_DENSE)
+
+
+def others(shared: Path) -> pl.DataFrame:
+    """The points that are not simulated: experts or data parallel, disaggregated, or without a number of clients."""
+    return points(shared).filter(~(_SIMULATED & (_IS_DENSE | _ALONE)))
+
+
+def experts(everything: pl.DataFrame, every: int) -> list[Row]:
     """Mixtures of experts that share every layer over TP alone, where the catalogue knows the model; no goal.
 
     Args:
-        others: points that are not dense and aggregated.
         every: one of five times so many points.
     """
-    alone = (pl.col("attention_dp_size").fill_null(1) <= 1) & (pl.col("moe_ep_size").fill_null(1) <= 1) & (pl.col("tp_size") <= 8)
-    mixed = everything.filter(
-        (pl.col("mode") == "agg") & ~pl.col("model_path").str.contains(DENSE) & pl.col("concurrency").is_not_null() & alone
-    )
+    mixed = everything.filter(_SIMULATED & ~_IS_DENSE & _ALONE)
     token, first, left_out = [], [], 0
     for point in mixed.gather_every(5 * every).iter_rows(named=True):
         try:
@@ -164,6 +207,4 @@ def experts(everything: pl.DataFrame, others: int, every: int) -> list[Row]:
             rows.append(
                 Row(f"silicon.experts.{name}.median", f"{name.upper()}, median error", where, len(off), float(np.median(off)))
             )
-    rest = others - len(mixed)
-    where = "silicon points: data or expert parallel, or disaggregated"
-    return [*rows, Row("silicon.other", "points not priced", where, rest, rest, None, "points")]
+    return rows
