@@ -1,15 +1,17 @@
 """How fast and how exact `squall search` is.
 
-    python benchmarks/search.py [--smoke] [--workers N] [ROW ...]        rows: space grid workers share paper scaling
+    python benchmarks/search.py [--smoke] [--workers N] [--only TEXT] [ROW ...]
 
-Targets, on two cores: 1,000 configurations of Llama-2-70B and Qwen-72B under five minutes (`space`); capacities within 2 % of a
-fine grid on 50 random configurations (`grid`); the same answer whatever the number of workers (`workers`); at most 15 % of the
-token-steps that trying everything takes, and the same best (`share`); Vidur's best configuration for LLaMA2-70B on conversation
-lengths (TP 2 x PP 2 on H100, Sarathi, chunk 512, batch 256) in our top three (`paper`); an autoscaled search over the Azure code
-hour, 200 configurations in ten minutes (`scaling`).
+Rows, and their targets on two cores: `space`, 1,000 configurations of Llama-2-70B and Qwen-72B under five minutes; `grid`,
+capacities within 2 % of a fine grid on 50 random configurations; `workers`, the same answer whatever the number of workers;
+`share`, at most 15 % of the token-steps that trying everything takes, and the same best; `paper`, Vidur's best configuration for
+LLaMA2-70B on conversation lengths (TP 2 x PP 2 on H100, Sarathi, chunk 512, batch 256) in our top three, or why not; `gap`, why
+Qwen-72B costs so much more than Llama-2-70B; `study`, the what-if study of the Vidur paper, four models under three workloads on
+two GPUs, 35,565 runs in 30 minutes (`--only qwen` takes the pairs that are called so); `scaling`, an autoscaled search over the
+Azure code hour, 200 configurations in ten minutes.
 
-Lengths are those of the workload chat-lmsys-1m: generated, by the Vidur paper's statistics. Times are wall seconds, and CPU
-seconds of all processes; other work on the machine shows in the former.
+Lengths are those of the workloads chat-lmsys-1m, arxiv-4k and bwb-4k: generated, by the Vidur paper's statistics. Times are wall
+seconds, and CPU seconds of all processes; other work on the machine shows in the former, and a little in the latter.
 """
 
 import logging
@@ -21,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from squall.core.actions import RunSteps
 from squall.search.answers import summary_line
 from squall.search.capacity import place_below, rate_at
 from squall.search.command import reasons
@@ -31,21 +34,25 @@ from squall.search.output import Answers
 from squall.search.pool import Inline, Processes, Workers
 from squall.search.result import Job
 from squall.search.setting import Workshop
-from squall.search.space import choices, dimensions, shown, usual_space
+from squall.search.space import choices, dimensions, shown, usual_space, with_choice
 from squall.search.spec import Search, read_search
 from squall.search.store import Store
-from squall.search.strategy import exhaustive, ranked
+from squall.search.strategy import ranked, thorough
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("SQUALL_SHARED", ROOT.parent / "shared")) / "data"
 SLO = {"ttft_p90_s": 2.0, "tbt_p99_s": 0.2}
 
 
-def tree(search: Search, **more: Any) -> dict[str, Any]:
+MODELS = ("llama-2-7b", "internlm-20b", "llama-2-70b", "qwen-72b")
+WORKLOADS = ("chat-lmsys-1m", "arxiv-4k", "bwb-4k")
+
+
+def tree(search: Search, named: str = WORKLOADS[0], **more: Any) -> dict[str, Any]:
     """The configuration that is searched."""
-    workload = {"kind": "named", "name": "chat-lmsys-1m", "num_requests": search.num_requests}
-    workload["arrivals"] = {"kind": "poisson", "rate_rps": 1.0}
-    tables = {"model": {"name": "llama-2-70b"}, "cluster": {"gpu": "h100", "nodes": 64}, "slo": SLO, "workload": workload}
+    table: dict[str, Any] = {"kind": "named", "name": named, "num_requests": search.num_requests}
+    table["arrivals"] = {"kind": "poisson", "rate_rps": 1.0}
+    tables = {"model": {"name": "llama-2-70b"}, "cluster": {"gpu": "h100", "nodes": 64}, "slo": SLO, "workload": table}
     return tables | more
 
 
@@ -149,20 +156,21 @@ def workers(smoke: bool, count: int) -> None:
 
 
 def share(smoke: bool, count: int) -> None:
-    """Token-steps with bounds and early rejection, against capacities of everything."""
-    narrow = {"replica.pp": [1], "batching.kind": ["vllm"]} | ({"replica.tp": [4, 8]} if smoke else {})
-    search = asked(space=paper_space() | narrow, num_requests=200 if smoke else 800, warm_up=20 if smoke else 80, top=1)
+    """Token-steps with bounds and early rejection, against capacities of everything, on a sample of the whole space."""
+    search = asked(num_requests=200 if smoke else 800, warm_up=20 if smoke else 80, span_s=20 if smoke else 100, top=1)
+    jobs = random_jobs(search, 12 if smoke else 96)
     found: dict[bool, tuple[float | None, int]] = {}
-    for thorough in (False, True):
+    for all_of_it in (False, True):
         pool = workers_for(search, count)
         inquiry = Inquiry(search, tree(search), Workshop(search), pool, Store(None), "benchmark")
-        candidates = inquiry.survey(choices(dimensions(search.space), search, inquiry.tree))
-        results = inquiry.ask(candidates, None) if thorough else exhaustive(inquiry, candidates, 1)
+        wanted = [job.choice for job in jobs]
+        results = inquiry.ask(inquiry.survey(wanted), None) if all_of_it else thorough(inquiry, wanted)
         pool.close()
-        found[thorough] = ranked(results)[0].score, inquiry.token_steps
+        found[all_of_it] = ranked(results)[0].score, inquiry.token_steps
     (best, steps), (truth, all_steps) = found[False], found[True]
     same = "the same best" if best == truth else "ANOTHER best"
-    print(f"{steps:,} of {all_steps:,} token-steps: {100 * steps / all_steps:.1f} % (target: 15 %), {same}")
+    print(f"{len(jobs)} configurations, drawn from all six policies: {steps:,} of {all_steps:,} token-steps: "
+          f"{100 * steps / all_steps:.1f} % (target: 15 %), {same}")  # fmt: skip
 
 
 def paper(smoke: bool, count: int) -> None:
@@ -188,6 +196,60 @@ def paper(smoke: bool, count: int) -> None:
     print(f"{len(answers.results)} configurations in {wall:.1f} s; Vidur's published best: 0.2 QPS/$, at its prices")
 
 
+def gap(smoke: bool, _: int) -> None:
+    """Why Qwen-72B costs more than Llama-2-70B: every head has keys and values of its own, so the pool holds fewer requests."""
+    search = asked(num_requests=200 if smoke else 800, warm_up=20 if smoke else 80)
+    workshop = Workshop(search)
+    for name in ("llama-2-70b", "qwen-72b"):
+        choice = {"cluster.gpu": "h100", "replica.tp": 4, "batching": {"kind": "sarathi", "chunk_size": 512}}
+        base = with_choice(tree(search, model={"name": name}), choice)
+        setting = workshop.setting(Job(0, choice, base, num_requests=search.num_requests, warm_up=search.warm_up))
+        sample, bytes_each = setting.sample, setting.model.kv_bytes_per_token("bf16")
+        held = sample.context / sample.num_gaps
+        print(
+            f"{name:12} {bytes_each / 1024:7,.0f} KiB of KV a token; on 4 x H100 {setting.num_blocks * 16:9,} tokens, "
+            f"{setting.num_blocks * 16 / held:6,.0f} requests of {held:,.0f} tokens; a step with 64 of them: "
+            f"{setting.latency.run(RunSteps(0, 1, 64, round(64 * held), ()), 1)[0].first / 16e6:.1f} ms"
+        )
+
+
+def study(smoke: bool, count: int) -> None:
+    """The what-if study: the best deployment of every model under every workload, and what trying all on GPUs would have cost."""
+    only = sys.argv[sys.argv.index("--only") + 1] if "--only" in sys.argv else ""
+    total = {"runs": 0.0, "cpu": 0.0, "gpu_hours": 0.0, "usd": 0.0}
+    for model in MODELS:
+        for workload in WORKLOADS:
+            if only not in f"{model} {workload}":
+                continue
+            narrow = {"replica.pp": [1], "batching.kind": ["vllm"], "replica.tp": [4]} if smoke else {}
+            few = {"num_requests": 100, "warm_up": 10, "span_s": 10} if smoke else {}
+            search = asked(space=paper_space() | narrow, top=1, seeds=1, uncertainty=0.1, **few)
+            answers, conductor, wall, cpu = searched(search, tree(search, workload, model={"name": model}), count)
+            inquiry = conductor.inquiries[0]
+            runs = {"runs": inquiry.num_runs, "cpu": cpu, "gpu_hours": inquiry.played_gpu_hours, "usd": inquiry.played_usd}
+            total = {name: total[name] + value for name, value in runs.items()}
+            print(
+                f"{model:12} {workload:14} {inquiry.num_runs:6,} runs in {wall:5.0f} s, {cpu:5.0f} s CPU; avoided "
+                f"{inquiry.played_gpu_hours:8,.0f} GPU-hours, {inquiry.played_usd:9,.0f} USD; " + _best(answers),
+                flush=True,
+            )
+    each = total["cpu"] / max(1.0, total["runs"])
+    print(
+        f"{total['runs']:,.0f} runs in {total['cpu']:,.0f} s CPU ({1000 * each:.0f} ms a run), instead of "
+        f"{total['gpu_hours']:,.0f} GPU-hours and {total['usd']:,.0f} USD; "
+        f"35,565 runs at this pace: {35_565 * each / 2 / 60:.0f} min on two cores (target: 30; the paper: 12.5 h on 96)"
+    )
+
+
+def _best(answers: Answers) -> str:
+    if not answers.finalists:
+        return "nothing keeps the limits"
+    one = answers.finalists[0]
+    other = [result for result in answers.results if result.gpu and result.gpu != one.result.gpu]
+    at_most = max((result.score_at_most or 0.0 for result in other), default=0.0)
+    return f"{one.score_at(one.capacity):.3f} QPS/$ (the other GPU: at most {at_most:.3f}): {shown(one.result.choice)}"
+
+
 def scaling(smoke: bool, count: int) -> None:
     """The cheapest fixed fleet for an hour of code completion, and the cheapest that changes its size."""
     path = SHARED / "traces" / "azure2023_code.csv"
@@ -195,28 +257,39 @@ def scaling(smoke: bool, count: int) -> None:
         print(f"no {path}: the Azure code trace of 2023 is needed (set SQUALL_SHARED)")
         return
     table: dict[str, Any] = {"kind": "trace", "path": str(path)} | ({"max_requests": 2000} if smoke else {})
-    fixed = {"fleet.replicas": {"from": 1, "to": 8, "step": 1}, "replica.tp": [1, 2], "cluster.gpu": ["a100", "h100"]}
-    elastic = {
-        "fleet.replicas": [{"min": low, "max": high} for low in (1, 2) for high in (4, 6, 8)],
-        "scale.kind": ["concurrency", "utilisation", "ttft"], "load.kind": ["disk", "p2p"], "cluster.gpu": ["a100", "h100"],
+    fixed = {"fleet.replicas": {"from": 1, "to": 12, "step": 1}, "cluster.gpu": ["a100", "h100"]}
+    elastic: dict[str, Any] = {
+        "cluster.gpu": ["a100", "h100"],
+        "fleet.replicas": [{"min": low, "max": high} for low in (1, 2) for high in (6, 12)],
+        "scale": [
+            *({"kind": "concurrency", "target": target} for target in (4.0, 16.0)),
+            *({"kind": "utilisation", "target_compute": share} for share in (0.4, 0.7)),
+            *({"kind": "ttft", "ttft_s": 2.0, "upper": upper} for upper in (0.3, 0.7)),
+            {"kind": "blitz"},
+        ],
+        "load": [{"kind": "disk"}, {"kind": "host"}, {"kind": "p2p"}, {"kind": "auto", "live": False}],
     }  # fmt: skip
+    if smoke:
+        elastic |= {"scale": elastic["scale"][::3], "load": elastic["load"][:1]}
+    slo = {"ttft_s": 2.0, "tbt_s": 0.1, "attainment": 0.99}
     for name, space in (("fixed", fixed), ("elastic", elastic)):
         search = asked(space=space, objective="usd", top=1)
-        base = tree(search, model={"name": "llama-3-8b"}, workload=table, slo={"ttft_p99_s": 2.0, "tpot_p99_s": 0.1})
-        try:
-            answers, _, wall, _ = searched(search, base, count)
-        except ValueError as error:
-            print(f"{name}: {error}")
-            continue
+        base = tree(search, model={"name": "llama-3-8b"}, workload=table, slo=slo)
+        answers, _, wall, cpu = searched(search, base, count)
         best = answers.finalists[0].result if answers.finalists else None
         said = f"{best.cost_usd:.2f} USD: {shown(best.choice)}" if best and best.cost_usd is not None else "none keeps the limits"
-        print(f"{name}: {len(answers.results)} configurations in {wall:.1f} s ({summary_line(answers.results)}); {said}")
+        print(
+            f"{name}: {len(answers.results)} configurations in {wall:.0f} s, {cpu:.0f} s CPU "
+            f"({summary_line(answers.results)}); {said}",
+            flush=True,
+        )
         for line in reasons(answers.results):
             print(f"    {line}")
 
 
 ROWS: dict[str, Callable[[bool, int], None]] = {
-    "space": space, "grid": grid, "workers": workers, "share": share, "paper": paper, "scaling": scaling,
+    "space": space, "grid": grid, "workers": workers, "share": share, "paper": paper, "gap": gap, "study": study,
+    "scaling": scaling,
 }  # fmt: skip
 
 

@@ -28,12 +28,14 @@ class Finalist(Struct, frozen=True):
         result: with the first seed.
         capacities: with each; None where the limits hold at no rate.
         slower, faster: its capacity were all steps slower, and faster, by the latency model's uncertainty; None where unknown.
+        off: what step times are multiplied with for `faster` and for `slower`.
     """
 
     result: Result
     capacities: tuple[float | None, ...] = ()
     slower: float | None = None
     faster: float | None = None
+    off: tuple[float, float] = (1.0, 1.0)
 
     @property
     def capacity(self) -> float:

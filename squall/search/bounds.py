@@ -1,20 +1,22 @@
 """What no scheduling can beat: the highest rate that a deployment could sustain, and the shortest times that requests could take.
 
-Found by asking the latency model for prices of a few steps. It rests on two properties of prices that every source here has: more
-work in a step never costs less, and no token becomes dearer for sharing a step with others. From these:
+Found by asking the latency model for prices of steps at the sizes where its curves may bend. It rests on one property of prices
+that every source here has: more work in a step never costs less. From it, whatever the curves look like (experts that a step's
+tokens share, tables that dip, drafts that are checked):
 
-- a replica computes every token once, at best in steps as full as the policy allows;
-- every decode is in some step, with at most `max_num_seqs` others;
+- a replica computes every token of a prompt once, at best in steps of the size at which a token is cheapest; decodes pass the
+  same matrices in the same steps, unless prices are those of speculative decoding, which count a decode's pass by its share;
+- every decode is in some step, at best together with as many others as makes it cheapest, `max_num_seqs` at most;
 - the contexts of a step's decodes lie in the KV pool, so there are at least (all context ever attended to) / (tokens of the
   pool) steps with decodes;
-- context is read at its own price, on top.
+- context is read at its own price, on top, at best in the batch where a token of it is cheapest.
 
-A pipeline starts a step when its slowest stage is free. Knows no queue: real capacity is lower, often by much.
+Each stage of a pipeline has all of that to do for its part of the layers. Knows no queue: real capacity is lower, often by much.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -29,6 +31,12 @@ UNBOUNDED = 1 << 16
 
 PIECE = 16
 """Tokens of a chunk so short that its attention to itself is next to nothing."""
+
+MOST_PIECES = 128
+"""Into which a step is cut; of more tokens, pieces are longer."""
+
+LONGEST = 1 << 20
+"""Tokens of context, beyond which no price of a token of it is asked."""
 
 
 class Room(Struct, frozen=True):
@@ -45,6 +53,24 @@ class Room(Struct, frozen=True):
     kv_tokens: int
 
 
+class Least(Struct, frozen=True):
+    """The least that work costs in steps of a given room: nanoseconds, of each stage.
+
+    Attributes:
+        token: one that a prompt, or a decode, has computed.
+        decode: one decode without any context.
+        step: with a decode in it.
+        context: one token of it, attended to by a decode.
+        speculative: prices are those of speculative decoding.
+    """
+
+    token: tuple[float, ...]
+    decode: tuple[float, ...]
+    step: tuple[float, ...]
+    context: tuple[float, ...]
+    speculative: bool = False
+
+
 def room(batching: object, kv_tokens: int) -> Room:
     """From a batching policy's bounds, as far as it has the usual ones; without them the pool alone is a bound."""
     seqs = min(getattr(batching, "max_num_seqs", kv_tokens), kv_tokens)
@@ -52,28 +78,54 @@ def room(batching: object, kv_tokens: int) -> Room:
     return Room(min(max(tokens, seqs), UNBOUNDED), seqs, kv_tokens)
 
 
-def highest_rate(latency: LatencyModel, room: Room, sample: Sample, replicas: int) -> float:
+class Prices:
+    """What work costs at least in the steps of one latency model, each size asked for once.
+
+    Sizes are those between which curves are straight: `perf.composed.Surface` has them.
+    """
+
+    def __init__(self, latency: LatencyModel, *, speculative: bool = False) -> None:
+        self._latency = latency
+        self._speculative = speculative
+        self._full: dict[int, tuple[float, ...]] = {}
+        self._decode: dict[int, tuple[float, ...]] = {}
+        self._context: dict[int, tuple[float, ...]] = {}
+
+    def least(self, room: Room) -> Least:
+        """In steps of that room."""
+        seqs = _knots(min(room.seqs, UNBOUNDED))
+        for size in _knots(room.tokens):
+            if size not in self._full:
+                self._full[size] = _each(_full(self._latency, size), size)
+        for size in seqs:
+            if size not in self._decode:
+                alone = self._latency.stages(_shape(size, 0, 0))
+                self._decode[size] = _each(alone, size)
+                self._context[size] = _context(self._latency, size, alone)
+        return Least(
+            token=_lowest(self._full[size] for size in _knots(room.tokens)),
+            decode=_lowest(self._decode[size] for size in seqs),
+            step=self._decode[1] if room.seqs > 1 else self._decode[room.seqs],
+            context=_lowest(self._context[size] for size in seqs),
+            speculative=self._speculative,
+        )
+
+
+def highest_rate(least: Least, room: Room, sample: Sample, replicas: int) -> float:
     """Requests a second like those of the sample that so many replicas could serve at most, for ever."""
-    return replicas * len(sample.requests) * SECOND / max(1.0, busy(latency, room, sample))
+    return replicas * len(sample.requests) * SECOND / max(1.0, busy(least, room, sample))
 
 
-def busy(latency: LatencyModel, room: Room, sample: Sample) -> float:
+def busy(least: Least, room: Room, sample: Sample) -> float:
     """Nanoseconds for which one replica is busy with the sample at least."""
     decodes = sample.num_gaps
     cached = any(request.block_hashes for request in sample.requests)  # then prompts may cost nothing at all
-    tokens = decodes + (0 if cached else sample.num_prompt_tokens)
-    per_token = _slowest(latency, decodes=room.tokens) if cached else _prefill_price(latency, room.tokens)
-    full = tokens * per_token / room.tokens
-    together = decodes * _slowest(latency, decodes=room.seqs) / room.seqs
-    apart = sample.context / room.kv_tokens * _slowest(latency, decodes=1)
-    reading = sample.context * context_price(latency)
-    return max(full, together, apart) + reading
-
-
-def context_price(latency: LatencyModel) -> float:
-    """Nanoseconds for each token of context that a decode attends to, on the stage that is slowest without any."""
-    many = 1 << 20
-    return max(0.0, (_slowest(latency, decodes=1, context=many) - _slowest(latency, decodes=1)) / many)
+    tokens = (0 if cached else sample.num_prompt_tokens) + (0 if least.speculative else decodes)
+    steps = sample.context / room.kv_tokens
+    return max(
+        max(tokens * token, decodes * decode, steps * step) + sample.context * context
+        for token, decode, step, context in zip(least.token, least.decode, least.step, least.context, strict=True)
+    )
 
 
 def impossible(latency: LatencyModel, sample: Sample, warm_up: int, limits: Sequence[Limit]) -> str:
@@ -89,15 +141,43 @@ def impossible(latency: LatencyModel, sample: Sample, warm_up: int, limits: Sequ
     return ""
 
 
-def _prefill_price(latency: LatencyModel, tokens: int) -> float:
-    """Of a step full of prompts, without their attention."""
-    pieces = max(1, tokens // PIECE)
-    chunks = tuple(Chunk(piece, 0, PIECE, 0, False) for piece in range(pieces))
-    return max(latency.stages(RunSteps(0, 1, 0, 0, chunks))) * tokens / (pieces * PIECE)
+def _knots(most: int) -> list[int]:
+    """Sizes up to `most`, itself among them: every one up to 16, then eight to a doubling."""
+    found = [size for size in range(1, 17) if size < most]
+    size = 16
+    while (size := size + (1 << (size.bit_length() - 4))) < most:
+        found.append(size)
+    return [*found, most]
 
 
-def _slowest(latency: LatencyModel, decodes: int, context: int = 0) -> float:
-    return float(max(latency.stages(_shape(decodes, context, 0))))
+def _lowest(rows: Iterable[Sequence[float]]) -> tuple[float, ...]:
+    """The least of each column: of each stage."""
+    return tuple(min(column) for column in zip(*rows, strict=True))
+
+
+def _each(prices: Sequence[float], size: int) -> tuple[float, ...]:
+    return tuple(price / size for price in prices)
+
+
+def _full(latency: LatencyModel, tokens: int) -> tuple[Nanos, ...]:
+    """A step full of prompts, almost without attention: in short pieces, or as one chunk where a piece has its own price."""
+    one = latency.stages(_shape(0, 0, tokens))
+    piece = max(PIECE, tokens // MOST_PIECES)
+    pieces, rest = divmod(tokens, piece)
+    if pieces < 2 or rest:
+        return one
+    cut = latency.stages(RunSteps(0, 1, 0, 0, (Chunk(0, 0, piece, 0, False),) * pieces))
+    return tuple(min(pair) for pair in zip(one, cut, strict=True))
+
+
+def _context(latency: LatencyModel, size: int, alone: Sequence[Nanos]) -> tuple[float, ...]:
+    """The least price of a token of context over its lengths, in a batch of `size` that costs `alone` without any."""
+    priced = []
+    for power in range(6, LONGEST.bit_length(), 2):
+        length = 1 << power
+        total = latency.stages(_shape(size, size * length, 0))
+        priced.append([(with_it - without) / (size * length) for with_it, without in zip(total, alone, strict=True)])
+    return _lowest(priced)
 
 
 def _pass(latency: LatencyModel, decodes: int, context: int, chunk: int) -> Nanos:

@@ -1,7 +1,9 @@
 """The highest rate that passes, on a grid of rates that is the same for everything: by doubling steps, then by halving them.
 
-The grid makes the answer independent of where the search began: the last rate that passes before one that does not. Rates are
-whole numbers here, places on the grid. Knows no simulation.
+Rates are whole numbers here, places on the grid. The answer is a rate that passes, of which the next one fails. Between two
+rates, the one at the multiple of the highest power of two is looked at first, wherever the search began: where by chance a higher
+rate passes and a lower one fails, searches from different places still look at the same rates and say the same. Knows no
+simulation.
 """
 
 from __future__ import annotations
@@ -35,12 +37,12 @@ def highest(passes: Callable[[int], bool], start: int, low: int, high: int) -> i
     """
     if low > high:
         return None
-    start = min(max(start, low), high)
+    start = min(max(start - start % FIRST_STEP, low), high)
     step = FIRST_STEP
     if passes(start):
         good, bad = start, high + 1
         while good < high:
-            ahead = min(good + step, high)
+            ahead = min(good - good % FIRST_STEP + step, high)
             if not passes(ahead):
                 bad = ahead
                 break
@@ -48,7 +50,7 @@ def highest(passes: Callable[[int], bool], start: int, low: int, high: int) -> i
     else:
         good, bad = low - 1, start
         while bad > low:
-            behind = max(bad - step, low)
+            behind = max(bad - bad % FIRST_STEP - step, low)
             if passes(behind):
                 good = behind
                 break
@@ -56,6 +58,12 @@ def highest(passes: Callable[[int], bool], start: int, low: int, high: int) -> i
         if good < low:
             return None
     while bad - good > 1:
-        middle = (good + bad) // 2
+        middle = between(good, bad)
         good, bad = (middle, bad) if passes(middle) else (good, middle)
     return good
+
+
+def between(low: int, high: int) -> int:
+    """The place above `low` and below `high` that the highest power of two divides; there is one where they are two apart."""
+    power = (low ^ (high - 1)).bit_length() - 1
+    return (high - 1) >> power << power

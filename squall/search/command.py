@@ -23,7 +23,7 @@ from squall.search.cluster import Cluster
 from squall.search.conduct import Conductor, size_of
 from squall.search.output import Answers, at_capacity, flag_lines, read, write
 from squall.search.pool import Inline, Processes, Workers
-from squall.search.result import Job, Result
+from squall.search.result import Result
 from squall.search.setting import Workshop
 from squall.search.space import shown, usual_space, value_at, with_choice
 from squall.search.spec import Search, limit, read_search
@@ -84,6 +84,9 @@ def run(options: Options, say: Say) -> Path | None:
     workers = _workers(options, search)
     try:
         answers, sample_of = _conducted(search, tree, workers, store, say)
+    except KeyboardInterrupt:
+        say("interrupted before anything was measured to the end: run the same command again to go on where it ended")
+        raise
     finally:
         workers.close()
         store.close()
@@ -213,9 +216,7 @@ def _conducted(
     def sample(answers: Answers) -> Any:
         if not answers.finalists:
             return None
-        config = from_tree("best configuration", with_choice(tree, answers.finalists[0].result.choice))
-        count, warm_up = (search.num_requests, search.warm_up) if search.steady else (0, 0)
-        return conductor.workshop.sample(config, Job(0, {}, tree, num_requests=count, warm_up=warm_up))
+        return conductor.sample(answers.finalists[0].result)
 
     simulated = sum(inquiry.num_simulated for inquiry in conductor.inquiries)
     steps = sum(inquiry.token_steps for inquiry in conductor.inquiries)
@@ -237,7 +238,8 @@ def told(answers: Answers, rate: float | None, sample: Any) -> Iterator[str]:
     yield "nothing that was measured beats these in cost, TTFT and TBT at once:"
     yield from frontier_lines(results, search)
     yield ""
-    yield from (f"if step times are off by {100 * search.uncertainty:.0f} %: {note}" for note in answers.notes)
+    low, high = answers.finalists[0].off
+    yield from (f"if step times are off (the winner's: {low:.2f} to {high:.2f} times): {note}" for note in answers.notes)
     yield from _loss_lines(answers)
     if rate is not None:
         yield from _fleet_lines(results, rate)

@@ -14,12 +14,13 @@ from squall.search.inquiry import Candidate, Inquiry, Told
 from squall.search.output import Answers
 from squall.search.pool import Workers
 from squall.search.result import Result
+from squall.search.sample import Sample
 from squall.search.sampler import sampled
 from squall.search.setting import Workshop
 from squall.search.space import Dimension, choices, dimensions
 from squall.search.spec import Search
 from squall.search.store import Store
-from squall.search.strategy import exhaustive, halving, ranked
+from squall.search.strategy import halving, ranked, thorough
 
 MISSES = 16
 """Configurations that are simulated to the end although they break a limit, where all do."""
@@ -81,6 +82,11 @@ class Conductor:
         results = [inquiry.results[number] for number in sorted(inquiry.results)]
         return Answers(self._search, self._tree, results, finalists, notes, crossed, complete)
 
+    def sample(self, result: Result) -> Sample | None:
+        """What a result was found with."""
+        found = self.inquiries[0].candidate(result.number, result.choice)
+        return self.workshop.setting(found.job).sample if isinstance(found, Candidate) else None
+
     def _inquiry(self, tree: dict[str, Any], told: Told) -> Inquiry:
         inquiry = Inquiry(self._search, tree, self.workshop, self._workers, self._store, self._code, told)
         self.inquiries.append(inquiry)
@@ -97,7 +103,7 @@ class Conductor:
         if self._search.strategy == "halving":
             halving(inquiry, combinations)
         else:
-            exhaustive(inquiry, inquiry.survey(combinations), self._search.top)
+            thorough(inquiry, combinations)
 
     def _best(self, inquiry: Inquiry) -> list[Result]:
         return ranked(list(inquiry.results.values()))[: self._search.top]
@@ -107,13 +113,19 @@ class Conductor:
         best = self._best(inquiry)
         if not self._search.steady:
             return [Finalist(result) for result in best]
-        others = [self._again(inquiry, best, seed=seed) for seed in range(1, self._search.seeds)]
-        slower = self._again(inquiry, best, factor=1 + self._search.uncertainty)
-        faster = self._again(inquiry, best, factor=1 - self._search.uncertainty)
+        off = [self._off(inquiry, result) for result in best]
+        others = [self._again(inquiry, best, [{"seed": seed}] * len(best)) for seed in range(1, self._search.seeds)]
+        slower = self._again(inquiry, best, [{"factor": high} for _, high in off])
+        faster = self._again(inquiry, best, [{"factor": low} for low, _ in off])
         return order([
-            Finalist(result, (result.capacity_rps, *(rates[place] for rates in others)), slower[place], faster[place])
+            Finalist(result, (result.capacity_rps, *(rates[place] for rates in others)), slower[place], faster[place], off[place])
             for place, result in enumerate(best)
         ])  # fmt: skip
+
+    def _off(self, inquiry: Inquiry, result: Result) -> tuple[float, float]:
+        """By how much its step times may be too long and too short."""
+        found = inquiry.candidate(result.number, result.choice)
+        return self.workshop.setting(found.job).uncertainty(self._search) if isinstance(found, Candidate) else (1.0, 1.0)
 
     def _miss(self, inquiry: Inquiry) -> None:
         """Nothing keeps the limits: how near some came, those with the most GPUs first, is worth whole simulations."""
@@ -122,12 +134,11 @@ class Conductor:
         found = [inquiry.candidate(result.number, result.choice, thorough=True) for result in largest]
         inquiry.ask([candidate for candidate in found if isinstance(candidate, Candidate)], None)
 
-    def _again(self, inquiry: Inquiry, best: list[Result], **more: Any) -> list[float | None]:
-        """The capacities of these under other circumstances."""
-        near = [result.capacity_rps for result in best]
+    def _again(self, inquiry: Inquiry, best: list[Result], changed: list[dict[str, Any]]) -> list[float | None]:
+        """The capacities of these under other circumstances: fields of each one's job."""
         found = [
-            inquiry.candidate(result.number, result.choice, near_rps=rate, **more)
-            for result, rate in zip(best, near, strict=True)
+            inquiry.candidate(result.number, result.choice, near_rps=(result.capacity_rps or 0) / more.get("factor", 1.0), **more)
+            for result, more in zip(best, changed, strict=True)
         ]
         candidates = [candidate for candidate in found if isinstance(candidate, Candidate)]
         rates = {result.number: result.capacity_rps for result in inquiry.ask(candidates, None, keep=False)}

@@ -25,6 +25,9 @@ from squall.sim.run import simulate
 START = 0.6
 """Where capacity is looked for first, as a share of what no schedule can exceed."""
 
+FAR = 64
+"""Places of the grid, from where on a rate that is known to be borne says nothing of where capacity is."""
+
 IDLE = 0.01
 """Where the limits do not hold at this share of it, they hold nowhere."""
 
@@ -53,6 +56,7 @@ class Trial:
         self._setting = setting
         self._probes = 0
         self._token_steps = 0
+        self._played: Nanos = 0
         self._binding: dict[int, str] = {}  # of rates that failed, by place
 
     # -- a steady rate
@@ -64,6 +68,7 @@ class Trial:
         low = max(0, place_below(setting.highest_rps * IDLE, tolerance))
         if broken := bounds.impossible(setting.latency, setting.sample, setting.warm_up, setting.limits):
             return self._infeasible(low, broken)
+        start = place_below(self._job.near_rps or setting.highest_rps * START, tolerance)
         if self._job.need is not None:
             worth = place_below(self._job.need * setting.least_gpus * setting.usd_per_gpu_hour, tolerance)
             first = (
@@ -73,9 +78,7 @@ class Trial:
             if low > top or not self._passes(low):
                 beaten = rate_at(low - 1, tolerance) if low <= top else setting.highest_rps
                 return self._outbid(beaten, self._binding.get(low, "no schedule reaches that rate"))
-            start = low
-        else:
-            start = place_below(self._job.near_rps or setting.highest_rps * START, tolerance)
+            start = low if start - low < FAR else start
         found = highest(self._passes, start, low, top)
         if found is None:
             return self._infeasible(low, self._binding.get(low, ""))
@@ -160,6 +163,7 @@ class Trial:
         verdict = watch.verdict()
         self._probes += 1
         self._token_steps += verdict.token_steps
+        self._played += verdict.ended_at
         return verdict, record
 
     def _curves(self, record: RunRecord | None) -> dict[str, Any]:
@@ -188,8 +192,10 @@ class Trial:
 
     def result(self, status: Status, reason: str = "", **known: Any) -> Result:
         setting = self._setting
+        gpu_hours = self._played / SECOND / 3600 * setting.most_gpus
         facts: dict[str, Any] = {
             "gpu": setting.gpu.name, "num_gpus": setting.most_gpus, "usd_per_gpu_hour": setting.usd_per_gpu_hour,
             "watts": setting.gpu.power_w, "probes": self._probes, "token_steps": self._token_steps,
+            "played_gpu_hours": gpu_hours,
         }  # fmt: skip
         return Result(number=self._job.number, choice=self._job.choice, status=status, reason=reason, **(facts | known))

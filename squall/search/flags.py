@@ -1,36 +1,58 @@
 """A configuration in the words of other engines: the command that starts one replica of it with vLLM, and with SGLang.
 
 Knows their flags of 2025 and says where a policy of ours has no counterpart there; what it does not know of them it leaves to
-their defaults.
+their defaults. vLLM refuses a token budget below its number of sequences, and one below its longest sequence where prompts are
+not cut (`vllm/config/scheduler.py`): budgets are raised to that.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec import Struct
 
 from squall.config import Config
+from squall.errors import ConfigError
+from squall.perf.catalogue import resolve_model
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
-LIKE_VLLM = {"vllm", "sarathi", "vllm_v0"}
-"""Policies that these engines have in some form: chunked prefill beside decodes, or vLLM's older one without chunks."""
+CUTS_PROMPTS = {"vllm", "sarathi"}
+"""Policies that compute pieces of prompts beside decodes."""
+
+WHOLE_PROMPTS = {"vllm_v0", "orca", "faster_transformer", "lightllm", "blitz"}
+"""Policies that cut no prompt."""
+
+DOUBTS = {
+    "sarathi": "sarathi's chunk is these engines' token budget of a step: close, not the same",
+    "orca": "orca puts whole prompts beside the decodes and reserves memory for the longest answer: neither engine does so now, "
+    "and these commands keep its whole prompts only",
+    "faster_transformer": "faster_transformer lets nobody join a batch: neither engine can do so, and these commands only keep "
+    "its size",
+    "lightllm": "lightllm admits what fits at the coming peak of memory: SGLang estimates that with --schedule-conservativeness, "
+    "vLLM preempts instead",
+    "blitz": "blitz reserves memory for the longest answer: these engines take it as it is needed",
+}
+"""What the commands do not say of a policy."""
 
 
 def vllm(config: Config) -> str:
     """`vllm serve`, for one replica."""
-    replica, batch = config.replica, config.batching
+    replica, kind = config.replica, _kind(config)
     words = ["vllm serve", config.model.name, f"--tensor-parallel-size {replica.tp}"]
     if replica.pp > 1:
         words.append(f"--pipeline-parallel-size {replica.pp}")
     words += [f"--block-size {replica.block_size}", f"--gpu-memory-utilization {replica.gpu_memory_utilization:g}"]
-    if (seqs := getattr(batch, "max_num_seqs", None)) is not None:
+    seqs, tokens = _seqs(config), _tokens(config)
+    if seqs is not None:
         words.append(f"--max-num-seqs {seqs}")
-    if (tokens := _tokens(config)) is not None:
-        words.append(f"--max-num-batched-tokens {tokens}")
-    if _kind(config) == "vllm_v0":
+    if kind in WHOLE_PROMPTS:
         words.append("--no-enable-chunked-prefill")
-    caches = getattr(batch, "prefix_cache", None)
-    if caches is not None:
+        tokens = max(tokens or 0, _longest(config)) or None
+    if tokens is not None:
+        words.append(f"--max-num-batched-tokens {max(tokens, seqs or 0)}")
+    caches = getattr(config.batching, "prefix_cache", None)
+    if caches is not None or kind in WHOLE_PROMPTS:
         words.append("--enable-prefix-caching" if caches else "--no-enable-prefix-caching")
     words += _common(config, "--dtype", "--kv-cache-dtype", "--max-model-len")
     return " ".join(words)
@@ -38,16 +60,19 @@ def vllm(config: Config) -> str:
 
 def sglang(config: Config) -> str:
     """`sglang.launch_server`, for one replica."""
-    replica, batch = config.replica, config.batching
+    replica, kind = config.replica, _kind(config)
     words = ["python -m sglang.launch_server", f"--model-path {config.model.name}", f"--tp-size {replica.tp}"]
     if replica.pp > 1:
         words.append(f"--pp-size {replica.pp}")
     words += [f"--page-size {replica.block_size}", f"--mem-fraction-static {replica.gpu_memory_utilization:g}"]
-    if (seqs := getattr(batch, "max_num_seqs", None)) is not None:
+    if (seqs := _seqs(config)) is not None:
         words.append(f"--max-running-requests {seqs}")
-    if (tokens := _tokens(config)) is not None:
-        words.append("--chunked-prefill-size -1" if _kind(config) == "vllm_v0" else f"--chunked-prefill-size {tokens}")
-    if getattr(batch, "prefix_cache", True) is False:
+    tokens = _tokens(config)
+    if kind in CUTS_PROMPTS and tokens is not None:
+        words.append(f"--chunked-prefill-size {tokens} --enable-mixed-chunk")
+    elif kind in WHOLE_PROMPTS:
+        words.append("--chunked-prefill-size -1" + (f" --max-prefill-tokens {tokens}" if tokens is not None else ""))
+    if getattr(config.batching, "prefix_cache", kind not in WHOLE_PROMPTS) is False:
         words.append("--disable-radix-cache")
     words += _common(config, "--dtype", "--kv-cache-dtype", "--context-length")
     return " ".join(words)
@@ -55,15 +80,26 @@ def sglang(config: Config) -> str:
 
 def doubts(config: Config) -> list[str]:
     """What these commands do not say."""
-    found = []
-    kind = _kind(config)
-    if kind not in LIKE_VLLM:
-        found.append(f"batching.kind = {kind} has no counterpart in vLLM or SGLang: they will batch in their own way")
-    elif kind == "sarathi":
-        found.append("sarathi's chunk is these engines' token budget of a step: close, not the same")
-    if (replicas := getattr(config.fleet, "replicas", 1)) != 1:
-        found.append(f"these start one replica; {replicas} of them need a router in front ({_kind_of(config.route)})")
-    return found
+    return list(_doubts(config))
+
+
+def _doubts(config: Config) -> Iterator[str]:
+    kind, fleet = _kind(config), config.fleet
+    if kind in DOUBTS:
+        yield DOUBTS[kind]
+    elif kind not in CUTS_PROMPTS | WHOLE_PROMPTS:
+        yield f"batching.kind = {kind} is not known to vLLM and SGLang: they will batch in their own way"
+    if fleet.mode == "disaggregated":
+        yield (
+            "these start one replica that does both; prefill and decode replicas of their own need --kv-transfer-config (vLLM), "
+            "--disaggregation-mode (SGLang), and a router that knows of it"
+        )
+    elif fleet.num_maximum != 1:
+        yield f"these start one replica; {fleet.num_maximum} of them need a router in front ({_kind_of(config.route)})"
+    if any(bounds.minimum < bounds.maximum for bounds in fleet.bounds.values()):
+        yield f"what starts and stops replicas ({_kind_of(config.scale)}, weights by {_kind_of(config.load)}) is not theirs"
+    if config.latency.speculation is not None:
+        yield "speculative decoding needs --speculative-config (vLLM) or --speculative-algorithm (SGLang) with a draft of yours"
 
 
 def _common(config: Config, dtype: str, kv_dtype: str, length: str) -> list[str]:
@@ -75,13 +111,28 @@ def _common(config: Config, dtype: str, kv_dtype: str, length: str) -> list[str]
         words.append(f"{kv_dtype} {'fp8' if length == '--max-model-len' else 'fp8_e4m3'}")
     if replica.max_model_len is not None:
         words.append(f"{length} {replica.max_model_len}")
+    if replica.ep > 1:
+        words.append("--enable-expert-parallel" if length == "--max-model-len" else f"--ep-size {replica.ep}")
     return words
+
+
+def _seqs(config: Config) -> int | None:
+    found: int | None = getattr(config.batching, "max_num_seqs", None)
+    return found
 
 
 def _tokens(config: Config) -> int | None:
     """Of a step; Sarathi calls it the chunk."""
-    found: int | None = getattr(config.batching, "max_num_batched_tokens", getattr(config.batching, "chunk_size", None))
+    found: int | None = getattr(config.batching, "chunk_size", getattr(config.batching, "max_num_batched_tokens", None))
     return found
+
+
+def _longest(config: Config) -> int:
+    """Tokens of a sequence; 0 where nobody knows."""
+    try:
+        return config.replica.max_model_len or resolve_model(config.model.name).max_position
+    except ConfigError:  # a model that is not here any more
+        return 0
 
 
 def _kind(config: Config) -> str:

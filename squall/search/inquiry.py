@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from squall.errors import ConfigError
 from squall.search.pool import Workers
-from squall.search.result import Job, Result
+from squall.search.result import Job, Result, Status
 from squall.search.setting import Workshop
 from squall.search.space import Choice, with_choice
 from squall.search.spec import Search
@@ -22,11 +22,22 @@ from squall.search.store import Store, key_of
 
 
 class Candidate(Struct, frozen=True):
-    """A configuration that can be run: its job, its key in the store, and what its score cannot exceed."""
+    """A configuration that can be run: its job, its key in the store, what its score cannot exceed, and what it runs on."""
 
     job: Job
     key: str
     ceiling: float
+    gpu: str = ""
+    num_gpus: float = 0
+    usd_per_gpu_hour: float = 0.0
+    watts: float = 0.0
+
+    def rejected(self, status: Status, reason: str, score_at_most: float | None = None) -> Result:
+        """Its result where no simulation is needed."""
+        return Result(
+            number=self.job.number, choice=self.job.choice, status=status, reason=reason, score_at_most=score_at_most,
+            gpu=self.gpu, num_gpus=self.num_gpus, usd_per_gpu_hour=self.usd_per_gpu_hour, watts=self.watts,
+        )  # fmt: skip
 
 
 Told = Callable[[Result], None]
@@ -45,7 +56,8 @@ class Inquiry:
     Attributes:
         results: by number: the latest of each configuration, with the whole sample.
         num_simulated: results that were worked out and not looked up.
-        token_steps: what that took.
+        num_runs, token_steps: simulations that these took, and how much was simulated.
+        played_gpu_hours, played_usd: what they would have taken on the GPUs themselves.
     """
 
     def __init__(
@@ -56,7 +68,9 @@ class Inquiry:
         self.tree = tree
         self.results: dict[int, Result] = {}
         self.num_simulated = 0
+        self.num_runs = 0
         self.token_steps = 0
+        self.played_gpu_hours = self.played_usd = 0.0
         self._workshop = workshop
         self._workers = workers
         self._store = store
@@ -95,12 +109,16 @@ class Inquiry:
         steady = self.search.steady
         count = max(2, round(self.search.num_requests * share)) if steady else 0
         warm_up = min(round(self.search.warm_up * share), count - 1) if steady else 0
-        job = Job(number, choice, with_choice(self.tree, choice), num_requests=count, warm_up=warm_up, **more)
+        span_s = self.search.span_s * share if steady else 0.0
+        tree = with_choice(self.tree, choice)
+        job = Job(number, choice, tree, num_requests=count, warm_up=warm_up, span_s=span_s, **more)
         try:
             setting = self._workshop.setting(job)
         except ConfigError as error:
             return Result(number=number, choice=choice, status="invalid", reason=str(error))
-        return Candidate(job, key_of(self.search, job, setting, self._code), setting.score_at_most(self.search))
+        key, ceiling = key_of(self.search, job, setting, self._code), setting.score_at_most(self.search)
+        gpu = setting.gpu
+        return Candidate(job, key, ceiling, gpu.name, setting.most_gpus, setting.usd_per_gpu_hour, gpu.power_w)
 
     def ask(self, candidates: Sequence[Candidate], need: float | None, *, keep: bool = True) -> list[Result]:
         """What there is to know about each, in their order: from the store, or worked out now."""
@@ -115,11 +133,17 @@ class Inquiry:
                 unknown[job.number] = candidate
         for result in self._workers.run([_needing(candidate.job, need) for candidate in unknown.values()]):
             candidate = unknown[result.number]
-            self.num_simulated += 1
-            self.token_steps += result.token_steps
+            self._count(result)
             self._store.add(candidate.key, _needing(candidate.job, need), result)
             found[result.number] = self._take(result, keep=keep)
         return [found[candidate.job.number] for candidate in candidates]
+
+    def _count(self, result: Result) -> None:
+        self.num_simulated += 1
+        self.num_runs += result.probes
+        self.token_steps += result.token_steps
+        self.played_gpu_hours += result.played_gpu_hours
+        self.played_usd += result.played_gpu_hours * result.usd_per_gpu_hour
 
     def keep(self, result: Result) -> None:
         """What was found out without working."""

@@ -28,7 +28,7 @@ from squall.search import flags
 from squall.search.answers import Finalist
 from squall.search.page import page
 from squall.search.result import Result
-from squall.search.sample import Sample
+from squall.search.sample import Sample, longer
 from squall.search.space import with_choice
 from squall.search.spec import Search
 from squall.search.tables import parquet
@@ -103,14 +103,14 @@ def at_capacity(config: Config, sample: Sample | None, rate_rps: float | None) -
     if rate_rps is None or sample is None or not sample.rate_rps or workload is None:
         return config
     times = rate_rps / sample.rate_rps
+    workload = longer(workload, len(sample.requests))
     arrivals = getattr(workload, "arrivals", None)
     if arrivals is not None and hasattr(arrivals, "rate_rps") and not hasattr(arrivals, "burst_rps"):
         faster = msgspec.structs.replace(arrivals, rate_rps=arrivals.rate_rps * times)
-        return msgspec.structs.replace(config, workload=msgspec.structs.replace(workload, arrivals=faster))
-    if arrivals is None and hasattr(workload, "rate_scale"):
-        scaled = msgspec.structs.replace(workload, rate_scale=workload.rate_scale * times)
-        return msgspec.structs.replace(config, workload=scaled)
-    return config
+        workload = msgspec.structs.replace(workload, arrivals=faster)
+    elif arrivals is None and hasattr(workload, "rate_scale"):
+        workload = msgspec.structs.replace(workload, rate_scale=workload.rate_scale * times)
+    return msgspec.structs.replace(config, workload=workload)
 
 
 def _without_none(table: Any) -> Any:

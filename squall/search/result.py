@@ -19,7 +19,8 @@ class Job(Struct, frozen=True):
         choice: the dotted keys that make it.
         tree: the whole configuration.
         need: what its score must exceed to be of interest; None wants to know it in any case.
-        num_requests, warm_up: of the sample.
+        num_requests, warm_up: of the sample, all of the workload where it is 0.
+        span_s: that the sample lasts at least, at any rate that the configuration might bear: where it does not, it is longer.
         seed: of the workload, above the configuration's own.
         factor: by which step times are stretched.
         near_rps: where its capacity may be.
@@ -32,6 +33,7 @@ class Job(Struct, frozen=True):
     need: float | None = None
     num_requests: int = 0
     warm_up: int = 0
+    span_s: float = 0.0
     seed: int = 0
     factor: float = 1.0
     near_rps: float | None = None
@@ -58,6 +60,7 @@ class Result(Struct, frozen=True, kw_only=True):
         curves: quantiles at capacity, or of the workload as it is.
         probes: simulations begun.
         token_steps: how much of them was simulated.
+        played_gpu_hours: that they would have taken on the GPUs themselves.
     """
 
     number: int
@@ -81,6 +84,7 @@ class Result(Struct, frozen=True, kw_only=True):
     latency_source: str = ""
     probes: int = 0
     token_steps: int = 0
+    played_gpu_hours: float = 0.0
 
     @property
     def usd_per_hour(self) -> float:

@@ -7,6 +7,7 @@ that a sample that happens to be dense does not stand for a lower rate than it i
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from hashlib import sha256
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from squall.core.types import SECOND
 from squall.errors import ConfigError
-from squall.workload.spec import OfferedRequest
+from squall.workload.spec import NamedWorkload, OfferedRequest, SyntheticWorkload, Workload
 
 
 class Sample(Struct, frozen=True):
@@ -80,6 +81,24 @@ def sample_of(requests: Sequence[OfferedRequest]) -> Sample:
     )
     rate = len(requests) * SECOND / last if last else 0.0
     return Sample(tuple(requests), rate, prompts, outputs, context, _digest(requests))
+
+
+def lasting(least: int, wanted: float) -> int:
+    """The next number of requests that is not below `wanted`: `least`, and from there in steps of half a doubling."""
+    if not least or wanted <= least:
+        return least
+    return round(least * 2 ** (math.ceil(2 * math.log2(wanted / least) - 1e-9) / 2))
+
+
+def longer(workload: Workload, count: int) -> Workload:
+    """The workload with that many requests, if it is generated and ends by their number alone."""
+    if not isinstance(workload, SyntheticWorkload | NamedWorkload) or workload.duration_s is not None:
+        return workload
+    if isinstance(workload, NamedWorkload) and (workload.path is not None or workload.arrivals is None):
+        return workload  # of a file, or a window of so many requests
+    if workload.num_requests is None or workload.num_requests >= count:
+        return workload
+    return replace(workload, num_requests=count)
 
 
 def steady(requests: Sequence[OfferedRequest], count: int, warm_up: int) -> Sample:

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from squall.config import Config, from_tree
+from squall.core.actions import Chunk, RunSteps
 from squall.errors import ConfigError
 from squall.perf.catalogue import resolve_model
+from squall.perf.composed import interval_of
 from squall.perf.hardware import Gpu, resolve_gpu
 from squall.perf.latency import LatencyModel
 from squall.perf.spec import ModelSpec
 from squall.pools import refuse_pools
 from squall.search import bounds
 from squall.search.result import Job
-from squall.search.sample import Sample, sample_of, steady
+from squall.search.sample import Sample, lasting, longer, sample_of, steady
 from squall.search.scaled import Scaled
 from squall.search.spec import Limit, Price, Search
 from squall.sim.ground import Ground, ground
@@ -30,6 +32,9 @@ from squall.sim.prepare import prepare
 from squall.workload.build import build
 
 _T = TypeVar("_T")
+
+DECODES, CHUNK = 32, 256
+"""Of the step whose uncertainty stands for that of all: how many decode, and how much of a prompt is computed beside them."""
 
 
 class Setting(Struct, frozen=True):
@@ -61,6 +66,18 @@ class Setting(Struct, frozen=True):
     most_gpus: int
     highest_rps: float
 
+    def uncertainty(self, search: Search) -> tuple[float, float]:
+        """What step times must be multiplied with, to be as short and as long as they may be: as the question says, else as the
+        sources of a busy step's operators say, else (whole steps, measured) by a tenth."""
+        explain = getattr(self.latency, "explain", None)
+        if search.uncertainty is None and explain is not None:
+            mean = self.sample.context // max(1, self.sample.num_gaps)
+            chunk = Chunk(0, 0, CHUNK, 0, False)
+            seconds, low, high = interval_of(explain(RunSteps(0, 1, DECODES, DECODES * mean, (chunk,))))
+            return low / seconds, high / seconds
+        off = search.uncertainty or 0.1
+        return 1 - off, 1 + off
+
     @property
     def is_fixed(self) -> bool:
         return self.least_gpus == self.most_gpus
@@ -91,6 +108,7 @@ class Workshop:
         self._models: dict[str, ModelSpec] = {}
         self._gpus: dict[str, Gpu] = {}
         self._latencies: dict[bytes, LatencyModel] = {}
+        self._prices: dict[tuple[bytes, float], bounds.Prices] = {}
         self._samples: dict[bytes, Sample] = {}
 
     def setting(self, job: Job) -> Setting:
@@ -106,7 +124,7 @@ class Workshop:
             raise ConfigError("run.duration_s ends simulations; a search lets every sample come to its end: leave it out")
         gpu = self._gpu(config.cluster.gpu)
         per_replica = gpus_per_replica(config)
-        least, most = (per_replica * count for count in fleet_size(config))
+        least_gpus, most = (per_replica * count for count in fleet_size(config))
         usd = self._price(config, gpu)
         self._refuse(config, gpu, per_replica, most, usd)
         model = self._model(config.model.name)
@@ -116,24 +134,42 @@ class Workshop:
         stands_on = ground(config, model, gpu, latency, num_blocks)
         if job.factor != 1:
             latency = Scaled(latency, job.factor)
-        sample = self.sample(config, job)
-        limits = search.limits(config.slo)
         room = bounds.room(config.batching, num_blocks * config.replica.block_size)
-        highest = bounds.highest_rate(latency, room, sample, most // per_replica)
+        prices = self._prices.setdefault(
+            (priced_by, job.factor), bounds.Prices(latency, speculative=config.latency.speculation is not None)
+        )
+        least = prices.least(room)
+        sample, warm_up, highest = self._sized(config, job, least, room, most // per_replica)
+        limits = search.limits(config.slo)
         return Setting(
-            config, latency, num_blocks, stands_on, sample, job.warm_up, limits, model, gpu, usd, least, most, highest
+            config, latency, num_blocks, stands_on, sample, warm_up, limits, model, gpu, usd, least_gpus, most, highest
         )  # fmt: skip
 
-    def sample(self, config: Config, job: Job) -> Sample:
-        """The requests of the configuration's workload, as many of them as the job says; all where it says 0."""
+    def _sized(
+        self, config: Config, job: Job, least: bounds.Least, room: bounds.Room, replicas: int
+    ) -> tuple[Sample, int, float]:
+        """The sample, how many of its requests do not count, and the rate that no schedule exceeds. A replica that may be so
+        fast that the sample would be over at once gets a longer one."""
+        sample = self.sample(config, job, job.num_requests)
+        highest = bounds.highest_rate(least, room, sample, replicas)
+        wanted = lasting(job.num_requests, job.span_s * highest)
+        if wanted <= job.num_requests:
+            return sample, job.warm_up, highest
+        sample = self.sample(config, job, wanted)
+        warm_up = job.warm_up * len(sample.requests) // job.num_requests
+        return sample, warm_up, bounds.highest_rate(least, room, sample, replicas)
+
+    def sample(self, config: Config, job: Job, count: int) -> Sample:
+        """`count` requests of the configuration's workload; all where it is 0. What is generated may be made longer for it."""
         if config.workload is None:
             raise ConfigError("there is no [workload]: say what arrives, as examples/search.toml does, or use --trace")
         block_size = config.replica.block_size
-        key = msgspec.json.encode((config.workload, config.run.seed, job.seed, block_size, job.num_requests, job.warm_up))
+        workload = longer(config.workload, count) if count > job.num_requests else config.workload
+        key = msgspec.json.encode((workload, config.run.seed, job.seed, block_size, count, job.warm_up))
         found = self._samples.get(key)
         if found is None:
-            requests = build(config.workload, config.run.seed + job.seed, Path(), block_size, honours_after=True)
-            found = steady(requests, job.num_requests, job.warm_up) if job.num_requests else sample_of(requests)
+            requests = build(workload, config.run.seed + job.seed, Path(), block_size, honours_after=True)
+            found = steady(requests, count, job.warm_up) if count else sample_of(requests)
             self._samples[key] = found
         return found
 
@@ -197,16 +233,6 @@ def gpus_per_replica(config: Config) -> int:
 
 
 def fleet_size(config: Config) -> tuple[int, int]:
-    """Replicas that the fleet holds at least and at most. A role, or all, may be a number or a table with `min` and `max`."""
-    fleet = msgspec.to_builtins(config.fleet)
-    roles = ("prefill", "decode") if fleet.get("mode") == "disaggregated" else ("replicas",)
-    least, most = (sum(_bound(fleet.get(role), name) for role in roles) for name in ("min", "max"))
-    fixed = type(config.scale).__struct_config__.tag == "fixed"
-    return (least, least) if fixed and not any(isinstance(fleet.get(role), dict) for role in roles) else (least, max(least, most))
-
-
-def _bound(size: Any, name: str) -> int:
-    if isinstance(size, dict):
-        value = size.get(name)
-        return int(value if value is not None else size.get("min", 1))
-    return 1 if size is None else int(size)
+    """Replicas that the fleet holds at least and at most, of all roles together."""
+    bounds_of = config.fleet.bounds.values()
+    return sum(one.minimum for one in bounds_of), sum(one.maximum for one in bounds_of)

@@ -64,8 +64,9 @@ class Search(Struct, frozen=True, forbid_unknown_fields=True):
         max_gpus_per_replica, max_gpus: limits on a replica, and on a deployment.
         available: GPUs that can be had, by name.
         pricing, prices: which price counts, and prices that replace the catalogue's.
-        num_requests: of the workload, that a steady rate is tried with.
-        warm_up: of these, the first, whose own latencies do not count (the gaps of all requests do).
+        num_requests: of the workload, that a steady rate is tried with, at least.
+        span_s: that these last at least, at the highest rate that a configuration might bear; fast ones are tried with more.
+        warm_up: of `num_requests`, the first, whose own latencies do not count (the gaps of all requests do); of more, more.
         tolerance: capacity is found on a grid of rates whose steps are this far apart.
         seeds: with which the best are measured again, for an interval.
         top: how many of the best are measured to the end; the others only need to be known to be worse.
@@ -73,7 +74,8 @@ class Search(Struct, frozen=True, forbid_unknown_fields=True):
         strategy: "exhaustive" rejects by bounds what it need not simulate, "halving" begins with short samples, "sampler" is
             optuna's, for spaces too large for the others.
         trials: of the sampler.
-        uncertainty: how far step times may be off, for the question whether the winner stays the winner.
+        uncertainty: how far step times may be off, for the question whether the winner stays the winner; None takes it from the
+            sources of each configuration's step times, as if all of its operators erred in the same direction.
         workloads: others, by name: what the best for one costs under another.
     """
 
@@ -90,6 +92,7 @@ class Search(Struct, frozen=True, forbid_unknown_fields=True):
     pricing: Literal["on_demand", "reserved", "spot"] = "on_demand"
     prices: dict[str, Price] = field(default_factory=dict)
     num_requests: Count = 800
+    span_s: Amount = 100.0
     warm_up: Annotated[int, Meta(ge=0)] = 80
     tolerance: Annotated[float, Meta(ge=0.001, le=0.5)] = 0.01
     seeds: Count = 3
@@ -97,7 +100,7 @@ class Search(Struct, frozen=True, forbid_unknown_fields=True):
     round: Count = 32
     strategy: Literal["exhaustive", "halving", "sampler"] = "exhaustive"
     trials: Count = 200
-    uncertainty: Annotated[float, Meta(gt=0, lt=1)] = 0.1
+    uncertainty: Annotated[float, Meta(gt=0, lt=1)] | None = None
     workloads: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

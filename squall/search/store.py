@@ -68,7 +68,7 @@ def key_of(search: Search, job: Job, setting: Setting, code: str) -> str:
     limits = [(limit.metric, limit.quantile, limit.limit) for limit in setting.limits]
     beside = [_policy_source(getattr(config, name)) for name in POLICY_TABLES] + [_file_digest(config.latency.path)]
     run_with = (repr(setting.model), asdict(setting.gpu), setting.usd_per_gpu_hour, setting.sample.digest, beside)
-    content = (code, meant, run_with, job.warm_up, job.factor, job.thorough, asked, limits)
+    content = (code, meant, run_with, setting.warm_up, job.factor, job.thorough, asked, limits)
     return sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()[:32]
 
 

@@ -1,21 +1,33 @@
 """In which order configurations are looked into, and which are not worth it.
 
-Exhaustive: from the highest bound down. Whose bound does not reach the best found so far is done with, without any simulation;
-whoever fails at the rate that would make it better is done with after one, which ends as soon as that is certain. Halving does
-the same on short samples first and takes the better part along. Both find what trying everything would find, as far as more
-load never helps; halving also trusts that a short sample ranks the best among the better part. Knows no simulation.
+Exhaustive: those first that look best on a short sample, then from the highest bound down. Whose bound does not reach the best
+found so far is done with, without any simulation; whoever fails at the rate that would make it better is done with after one,
+which ends as soon as that is certain. What the short sample says only decides who comes first. Halving goes by it, too, and takes
+the better part along. Both find what trying everything would find, as far as more load never helps; halving also trusts that a
+short sample ranks the best among the better part. Knows no simulation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from squall.search.inquiry import Candidate, Inquiry
 from squall.search.result import Result
 from squall.search.space import Choice
 
-FIRST_ROUND = 8
-"""Rounds grow from here: the sooner something good is known, the less is worth looking into."""
+SCOUTED = 0.125
+"""Of the sample, on which it is looked who may be the best."""
+
+LEADS = 0.1
+"""Of the highest bound; whoever does not reach that much leads nobody, and its capacity is of no interest yet."""
+
+SCOUTS = 128
+"""Configurations that are looked at so, from all over the bounds."""
+
+WORTH_SCOUTING = 4
+"""So many times as many candidates as are to be measured: with fewer, scouting takes longer than it saves."""
 
 SHARES = (0.25, 1.0)
 """Of the sample, that halving goes through."""
@@ -39,12 +51,20 @@ def worth(results: Sequence[Result], top: int) -> float | None:
 
 
 def exhaustive(
-    inquiry: Inquiry, candidates: Sequence[Candidate], top: int, *, keep: bool = True, known: float | None = None
-) -> list[Result]:
-    """Every candidate's result, the best `top` measured to the end, if they are better than what is `known` already."""
+    inquiry: Inquiry, candidates: Sequence[Candidate], top: int, *, keep: bool = True, known: float | None = None,
+    leaders: Sequence[Candidate] = (),
+) -> list[Result]:  # fmt: skip
+    """Every candidate's result, the best `top` measured to the end, if they are better than what is `known` already.
+
+    `leaders` are looked into first.
+    """
     waiting = sorted(candidates, key=lambda candidate: (-candidate.ceiling, candidate.job.number))
     found: list[Result] = []
-    size = min(FIRST_ROUND, inquiry.search.round)
+    size = min(top, inquiry.search.round)  # rounds grow: the sooner something good is known, the less is worth looking into
+    first = {candidate.job.number for candidate in leaders}
+    if first:
+        waiting = [candidate for candidate in waiting if candidate.job.number not in first]
+        found += inquiry.ask(leaders, known, keep=keep)
     while waiting:
         need = max((score for score in (worth(found, top), known) if score is not None), default=None)
         beaten = [candidate for candidate in waiting if need is not None and candidate.ceiling <= need]
@@ -61,6 +81,24 @@ def exhaustive(
     return found
 
 
+def scouted(inquiry: Inquiry, candidates: Sequence[Candidate], top: int) -> list[Candidate]:
+    """The `top` of some candidates that do best on a short sample, told where their capacity may be. None of few, or without a
+    rate to search for."""
+    if not inquiry.search.steady or len(candidates) < WORTH_SCOUTING * top:
+        return []
+    ordered = sorted(candidates, key=lambda candidate: (-candidate.ceiling, candidate.job.number))
+    spread = ordered[:: -(-len(ordered) // SCOUTS)]
+    short = inquiry.survey([candidate.job.choice for candidate in spread], SCOUTED)
+    hopeless = LEADS * max(candidate.ceiling for candidate in short)
+    best = ranked(exhaustive(inquiry, short, top, keep=False, known=hopeless))[:top]
+    near = {result.number: result.capacity_rps for result in best}
+    return [
+        replace(candidate, job=replace(candidate.job, near_rps=near[candidate.job.number]))
+        for candidate in candidates
+        if candidate.job.number in near
+    ]
+
+
 def halving(inquiry: Inquiry, choices: Sequence[Choice]) -> list[Result]:
     """As `exhaustive`, of those that are among the better part on a short sample. Needs a rate to search for."""
     top = inquiry.search.top
@@ -74,24 +112,25 @@ def halving(inquiry: Inquiry, choices: Sequence[Choice]) -> list[Result]:
             if result.number not in better:
                 inquiry.keep(result)
         left = [candidate.job.choice for candidate in candidates if candidate.job.number in better] or left
-    return exhaustive(inquiry, inquiry.survey(left), top)
+    return thorough(inquiry, left)
+
+
+def thorough(inquiry: Inquiry, choices: Sequence[Choice]) -> list[Result]:
+    """`exhaustive`, scouted."""
+    candidates = inquiry.survey(choices)
+    top = inquiry.search.top
+    return exhaustive(inquiry, candidates, top, leaders=scouted(inquiry, candidates, top))
 
 
 def _by_bound(inquiry: Inquiry, candidate: Candidate, *, keep: bool) -> Result:
-    result = Result(
-        number=candidate.job.number, choice=candidate.job.choice, status="outbid",
-        reason="cannot beat the best: its bound is lower", score_at_most=candidate.ceiling,
-    )  # fmt: skip
+    result = candidate.rejected("outbid", "cannot beat the best: its bound is lower", candidate.ceiling)
     if keep:
         inquiry.keep(result)
     return result
 
 
 def _by_replicas(inquiry: Inquiry, candidate: Candidate, *, keep: bool) -> Result:
-    result = Result(
-        number=candidate.job.number, choice=candidate.job.choice, status="infeasible",
-        reason="more replicas of the same kind are too few already",
-    )  # fmt: skip
+    result = candidate.rejected("infeasible", "more replicas of the same kind are too few already")
     if keep:
         inquiry.keep(result)
     return result

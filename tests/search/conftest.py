@@ -23,7 +23,7 @@ SPACE: dict[str, Any] = {
 
 def question(**more: Any) -> Search:
     """Small enough for a test; `more` replaces keys of `[search]`."""
-    table: dict[str, Any] = {"num_requests": 60, "warm_up": 6, "seeds": 1, "top": 2, "space": SPACE}
+    table: dict[str, Any] = {"num_requests": 60, "span_s": 0, "warm_up": 6, "seeds": 1, "top": 2, "space": SPACE}
     return read_search("test", table | more)
 
 

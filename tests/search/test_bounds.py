@@ -1,14 +1,18 @@
 """No schedule beats the bounds: replicas that never lack work do not serve more."""
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
 from squall.core.types import MILLISECOND, SECOND
+from squall.perf.latency import BatchShape, Progression, only_stage
 from squall.search import bounds
 from squall.search.sample import sample_of
+from squall.search.setting import Workshop
 from squall.search.spec import Limit
 from squall.sim.run import simulate
-from tests.search.conftest import setting
+from tests.search.conftest import job, question, setting, tree
 
 
 @pytest.mark.parametrize("gpu", ["a100-80g", "h100-sxm"])
@@ -31,6 +35,49 @@ def test_a_small_pool_bounds_the_batch() -> None:
     assert len(record.requests) * SECOND / record.ended_at <= found.highest_rps
 
 
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"replica.pp": 2},
+        {"batching.kind": "sarathi", "batching.chunk_size": 256},
+        {"batching.kind": "orca", "batching.max_num_seqs": 16},
+        {"latency.speculation": {"draft_tokens": 4, "acceptance": 0.8}},
+        {"latency.speculation": {"draft_tokens": 2, "acceptance": 0.3, "model": "smollm2-135m-instruct"}},
+        {"model.name": "mixtral-8x7b", "cluster.gpu": "h100-sxm", "replica.tp": 2},
+        {"model.name": "qwen3-30b-a3b", "cluster.gpu": "h100-sxm", "replica.tp": 2, "replica.ep": 2},
+        {"model.name": "gemma-2-9b", "batching.max_num_seqs": 32},
+    ],
+)
+def test_whatever_the_prices_look_like(tables: dict[str, Any]) -> None:
+    """Pipelines, drafts that are checked, experts that a step's tokens share, windows of attention."""
+    base = tree() if "batching.kind" not in tables else tree(batching={"kind": tables["batching.kind"]})
+    found = Workshop(question()).setting(job(tables, base))
+    record = simulate(found.config, found.sample.at(1e6), found.latency, found.num_blocks)
+    reached = len(record.requests) * SECOND / record.ended_at
+    assert 0.15 * found.highest_rps < reached <= found.highest_rps * (1 + 1e-6)
+
+
+class Dipping:
+    """Steps of 200 tokens and more cost no more than those of 200, as a table may say that knows a better kernel there."""
+
+    source, num_stages = "test", 1
+
+    def run(self, shape: BatchShape, steps: int) -> list[Progression]:
+        tokens = shape.num_decodes + sum(chunk.num_tokens for chunk in shape.chunks)
+        return [Progression(steps, 16 * min(tokens, 200) * 1000 + 16 * shape.decode_context, 16 * shape.num_decodes)]
+
+    def stages(self, shape: BatchShape) -> tuple[int, ...]:
+        return only_stage(self.run(shape, 1))
+
+
+def test_the_least_price_is_that_of_the_cheapest_size() -> None:
+    least = bounds.Prices(Dipping()).least(bounds.Room(400, 100, 10_000))
+    assert least.token == (200 * 1000 / 400,)
+    assert least.decode == (1000,)
+    assert least.step == (1000,)
+    assert least.context == (1,)
+
+
 def test_replicas_multiply_it() -> None:
     assert setting({"fleet.replicas": 3}).highest_rps == pytest.approx(3 * setting().highest_rps)
 
@@ -47,4 +94,5 @@ def test_prompts_that_may_be_cached_cost_nothing_for_certain() -> None:
     found = setting()
     hashed = sample_of([replace(request, block_hashes=(1,)) for request in found.sample.requests])
     room = bounds.room(found.config.batching, 100_000)
-    assert 0 < bounds.busy(found.latency, room, hashed) < bounds.busy(found.latency, room, found.sample)
+    least = bounds.Prices(found.latency).least(room)
+    assert 0 < bounds.busy(least, room, hashed) < bounds.busy(least, room, found.sample)

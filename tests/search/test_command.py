@@ -21,7 +21,7 @@ from squall.search.output import read
 from tests.search.conftest import SPACE, tree
 
 ROOT = Path(__file__).resolve().parents[2]
-SEARCH = {"num_requests": 60, "warm_up": 6, "seeds": 2, "top": 2, "space": {**SPACE, "replica.tp": [1, 2, 3]}}
+SEARCH = {"num_requests": 60, "span_s": 0, "warm_up": 6, "seeds": 2, "top": 2, "space": {**SPACE, "replica.tp": [1, 2, 3]}}
 
 
 Squall = Callable[..., tuple[int, str, str]]
@@ -163,7 +163,7 @@ def test_mistakes_are_one_line(squall: Squall, tmp_path: Path, arguments: list[s
 
 def test_ctrl_c_keeps_what_is_known(tmp_path: Path) -> None:
     space = {**SPACE, "batching.max_num_seqs": {"from": 4, "to": 40, "step": 1}}
-    config = written(tmp_path / "search.toml", space=space, top=50)
+    config = written(tmp_path / "search.toml", space=space, top=80)
     store = tmp_path / "store.jsonl"
     words = ["search", str(config), "--workers", "2", "--store", str(store), "--out", "found"]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}

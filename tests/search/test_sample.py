@@ -1,11 +1,16 @@
 """The requests that configurations are tried with: the same at every rate, only closer together."""
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from squall.core.types import SECOND
 from squall.errors import ConfigError
-from squall.search.sample import sample_of, steady
-from squall.workload.spec import OfferedRequest
+from squall.search.sample import lasting, longer, sample_of, steady
+from squall.search.setting import Workshop
+from squall.workload.spec import OfferedRequest, Workload
+from tests.search.conftest import job, question, setting
 
 
 def requests(count: int, gap_s: float = 0.5) -> list[OfferedRequest]:
@@ -55,3 +60,34 @@ def test_the_digest_is_of_the_content() -> None:
     assert one.digest != sample_of(requests(6)).digest
     hashed = [OfferedRequest(i, (i + 1) * SECOND, 16, 2, block_hashes=((1 << 64) - 1,)) for i in range(5)]
     assert sample_of(hashed).digest != one.digest
+
+
+def test_the_next_number_of_requests() -> None:
+    assert [lasting(800, wanted) for wanted in (10, 800, 801, 1131, 1132, 1600, 1601)] == [800, 800, 1131, 1131, 1600, 1600, 2263]
+    assert lasting(0, 1e6) == 0  # all of a workload that is played as it is
+
+
+def test_what_is_generated_can_be_longer_and_what_is_recorded_cannot() -> None:
+    drawn = {"kind": "synthetic", "num_requests": 5, "arrivals": {"kind": "poisson", "rate_rps": 1.0},
+             "prompt": {"kind": "fixed", "tokens": 9}, "output": {"kind": "fixed", "tokens": 9}}  # fmt: skip
+    named = {"kind": "named", "name": "bwb-4k", "num_requests": 5, "arrivals": {"kind": "poisson", "rate_rps": 1.0}}
+    for table, number in [
+        (drawn, 50),
+        (drawn | {"num_requests": 60}, 60),
+        (drawn | {"duration_s": 5.0}, 5),
+        (named, 50),
+        (named | {"path": "file.csv"}, 5),
+        ({"kind": "named", "name": "AzureCode2023-90sec", "num_requests": 5}, 5),
+    ]:
+        made: Any = longer(msgspec.convert(table, Workload), 50)
+        assert made.num_requests == number
+    traced = msgspec.convert({"kind": "trace", "path": "file.csv"}, Workload)
+    assert longer(traced, 50) is traced
+
+
+def test_a_configuration_that_may_be_fast_is_tried_with_more_requests() -> None:
+    short, long = setting(), Workshop(question()).setting(job(span_s=100.0))
+    assert len(short.sample.requests) == 60
+    assert len(long.sample.requests) == lasting(60, 100 * short.highest_rps) >= 100 * short.highest_rps > 120
+    assert long.warm_up == len(long.sample.requests) // 10
+    assert long.highest_rps == pytest.approx(short.highest_rps, rel=0.3)  # other requests, a little other work
