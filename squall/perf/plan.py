@@ -91,6 +91,8 @@ def _changes(model: ModelSpec, gpu: Gpu, now: Deployment) -> Iterator[list[_Chan
         yield [(f"--dtype {dtype} (a quantised checkpoint)", replace(now, dtype=dtype)) for dtype in types]
     more = [tp for tp in (2**n for n in range(1, 7)) if now.tp < tp <= MOST_GPUS]
     yield [(f"--tp {tp}", replace(now, tp=tp)) for tp in more]
+    if model.num_experts:
+        yield [(f"--ep {ep}", replace(now, ep=ep)) for ep in (2**n for n in range(1, 7)) if now.ep < ep <= MOST_GPUS]
     stages = [pp for pp in (2, 4, 8) if now.pp < pp <= model.num_layers]
     yield [(f"--pp {pp}", replace(now, pp=pp)) for pp in stages]
 

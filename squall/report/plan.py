@@ -60,7 +60,8 @@ def _about_gpu(gpu: Gpu) -> str:
 
 
 def _sequences(wanted: Deployment) -> str:
-    return f"sequences of {wanted.max_model_len or 1:,} tokens"
+    shares = [f"{count} {what}" for count, what in ((wanted.pp, "stages"), (wanted.ep, "GPUs share the experts")) if count > 1]
+    return ", ".join([*shares, f"sequences of {wanted.max_model_len or 1:,} tokens"])
 
 
 def _row(gpu: Gpu, option: Option) -> tuple[str, ...]:

@@ -107,3 +107,35 @@ def test_deepseek_fits_on_eight_h200_but_not_on_eight_h100() -> None:
     assert account(deepseek, GPUS["h100-sxm"], tp=8, pp=2).num_blocks > 0
     with pytest.raises(ConfigError, match=r"DeepSeek-V3 with replica.tp = 8 does not fit on h100-sxm: .*; use replica.tp = 16"):
         account(deepseek, GPUS["h100-sxm"], tp=8)
+
+
+# -- against hand calculations: bytes of the fullest GPU
+
+
+def test_a_dense_models_last_stage_has_its_layers_and_the_head() -> None:
+    llama = resolve_model("llama-3-70b")
+    memory = measure(llama, GPUS["h100-sxm"], Deployment(pp=4))
+    layer = 8192 * (8192 + 2 * 1024) + 8192 * 8192 + 3 * 8192 * 28672 + 2 * 8192
+    assert memory.weights == 2 * (20 * layer + 8192 + 128256 * 8192)
+    assert memory.num_blocks == memory.kv // (16 * 20 * 2 * 8 * 128 * 2)
+
+
+def test_experts_are_dealt_out_and_what_every_token_passes_is_not() -> None:
+    mixtral = resolve_model("mixtral-8x7b")
+    memory = measure(mixtral, A100, Deployment(pp=2, ep=2))
+    attention = 4096 * (4096 + 2 * 1024) + 4096 * 4096
+    layer = attention + 4 * 3 * 4096 * 14336 + 8 * 4096 + 2 * 4096
+    assert memory.weights == 2 * (16 * layer + 4096 + 32000 * 4096)
+    assert memory.num_blocks == memory.kv // (16 * 16 * 2 * 8 * 128 * 2)
+
+
+def test_latent_attention_is_shared_in_part_and_its_cache_not_at_all() -> None:
+    memory = measure(resolve_model("deepseek-v3"), GPUS["h200"], Deployment(tp=8, ep=8))
+    low_rank = 7168 * 1536 + 7168 * 576  # every GPU has these whole
+    attention = low_rank + (1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7168) // 8
+    expert = 3 * 7168 * 2048
+    in_8_bits = 61 * attention + 3 * 3 * 7168 * 18432 // 8 + 58 * (32 * expert + expert // 8)
+    in_16_bits = 58 * 256 * 7168 + 2 * 129280 * 7168 // 8
+    scales = 4 * in_8_bits / (128 * 128)
+    assert memory.weights == pytest.approx(in_8_bits + 2 * in_16_bits + scales, rel=0.0005)
+    assert memory.num_blocks == memory.kv // (16 * 61 * 576 * 2)

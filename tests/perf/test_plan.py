@@ -36,6 +36,13 @@ def test_every_remedy_is_true_and_the_smallest_of_its_kind() -> None:
     assert not any(remedy.startswith("--tp 8") for remedy in option.remedies)
 
 
+def test_experts_may_be_dealt_out_to_make_a_mixture_fit() -> None:
+    (option,) = options(resolve_model("mixtral-8x7b"), GPUS["a100-80g"], WANTED, (1,))
+    assert "--ep 2" in option.remedies
+    (dense,) = options(LLAMA, H100, WANTED, (1,))
+    assert not any(remedy.startswith("--ep") for remedy in dense.remedies)
+
+
 def test_a_share_that_cannot_be_is_a_row_as_long_as_another_can() -> None:
     one, two = options(resolve_model("smollm2"), GPUS["l4"], WANTED, (1, 2))
     assert one.obstacle is None

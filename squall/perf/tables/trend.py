@@ -69,7 +69,7 @@ def fit_trend(operation: Operation, rows: Sizes, seconds: Array) -> Trend:
             step = np.linalg.solve(normal + damping * (np.diag(np.diag(normal)) + 1e-9 * np.eye(3)), slopes.T @ residual)
             trial = x + np.clip(step, -2, 2)
             if float(np.sum(_linearised(trial, arithmetic, traffic, target)[0] ** 2)) < now:
-                x, damping = trial, damping / 3
+                x, damping = trial, max(damping / 3, 1e-7)  # never so little that the matrix is singular
                 break
             damping *= 4
     fixed, per_op, per_byte = (float(value) for value in np.exp(np.clip(x, -80, 5)))

@@ -108,17 +108,13 @@ def conduct(wanted: Wanted, say: Say) -> list[Path]:
         raise ConfigError(f"{wanted.out} exists already; choose another file (--out) or remove it")
     ground = _ground(wanted)
     asked = _asked(ground, say)
-    journal = Journal(_beside(wanted.out), ground.setup("eager"))
-    try:
+    with Journal(_beside(wanted.out), ground.setup("eager")) as journal:
         rows = _eager(wanted, ground, asked, journal, say)
-        head = _header(ground, ground.how)
-        profile = profile_of(rows, head, str(journal.path))
+        profile = profile_of(rows, _header(ground, ground.how), str(journal.path))
         fit = _fitted(ground, profile, rows, say)
         profile = with_overhead(profile, fit.step_s if fit else None)
         save(profile, wanted.out)
         journal.remove()
-    finally:
-        journal.close()
     say("; ".join(f"{name}: {count:,} points" for name, count in counted(profile).items()))
     graphs = wanted.graphs and ground.device.type == "cuda"
     return [wanted.out, *([_captured(wanted, ground, profile, say)] if graphs else [])]
@@ -195,16 +191,13 @@ def _captured(wanted: Wanted, ground: Ground, eager: OperatorProfile, say: Say) 
     asked = _asked(ground, lambda _: None)
     curves = [curve for curve in asked.curves if curve.operator in CAPTURED]
     bench = _bench(ground, asked, CudaTimer(), GraphTimer())
-    journal = Journal(_beside(out), ground.setup("graphs"))
-    try:
+    with Journal(_beside(out), ground.setup("graphs")) as journal:
         with progress("measuring graphs", wanted.budget_s) as show:
             measure(curves, bench.seconds, journal, wanted.budget_s, show)
         captured = profile_of(journal.rows, _header(ground, f"{ground.how}, graphs"), str(journal.path))
         others = {name: rows for name, rows in eager.rows.items() if name not in captured.rows}
         save(OperatorProfile(captured.header, {**captured.rows, **others}), out)
         journal.remove()
-    finally:
-        journal.close()
     say(f"{captured.num_rows:,} points of captured operators; the overhead of a step with graphs is not measured")
     return out
 

@@ -3,6 +3,8 @@
 Knows no operator. A line is on the disk before the next point begins: at most the point in hand is lost.
 """
 
+from __future__ import annotations
+
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,12 +60,14 @@ class Journal:
         self.rows.append(row)
         self._append(row)
 
-    def close(self) -> None:
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def remove(self) -> None:
         """It has served: what it held is in the profile."""
-        self.close()
         self.path.unlink(missing_ok=True)
 
     def _append(self, what: Row | Setup) -> None:

@@ -42,11 +42,9 @@ class Measurable(Protocol):
 
     Attributes:
         operator: its name.
-        weight: the share of a step that it has, about.
     """
 
     operator: str
-    weight: float
 
     def proposals(self, most_s: float) -> Iterator[Proposal]:
         """Points worth measuring, none of which should take longer than `most_s` a time."""
@@ -78,7 +76,6 @@ class Line:
         self.axis = axis
         self.sizes = list(sizes)
         self.count = count
-        self.weight = 1.0
         self.times: dict[int, float] = {}
         self._known: list[int] = []
         self._power = power
@@ -190,7 +187,6 @@ class Sheet:
     ) -> None:
         self.operator = operator
         self.fixed = dict(fixed)
-        self.weight = 1.0
         self.lines: dict[int, Line] = {}
         self._outer = outer
         self._outers = [size for size in outers if inners(size)]

@@ -44,7 +44,7 @@ def measure_links(folder: Path | None, num_bytes: int, device: str = "cpu") -> l
 
 def settings_of(links: Sequence[Link]) -> str:
     """The keys of the configuration that these figures are for."""
-    keys = {DISK: "cluster.ssd_gbps", DEVICE: "cluster.host_gbps", TCP: "cluster.nic_gbps"}
+    keys = {DISK: "cluster.ssd_gbps", DEVICE: "cluster.host_gbps"}
     return " ".join(f"--set {keys[link.name]}={link.bytes_per_s * 8 / 1e9:.1f}" for link in links if link.name in keys)
 
 

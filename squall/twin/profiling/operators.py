@@ -67,17 +67,18 @@ def measure(
     """
     earlier = sum(_learn(curves, row.operator, row.at, row.seconds) for row in journal.rows)
     began, count, aside = time.monotonic(), 0, 0.0
+    most_s = budget_s * _LONGEST
+    proposed = {curve: list(curve.proposals(most_s)) for curve in curves}
     while True:
         spent = time.monotonic() - began
         if between is not None and aside <= BETWEEN * spent < BETWEEN * budget_s:
             between()
             aside += time.monotonic() - began - spent
             continue
-        proposals = _proposals(curves, budget_s * _LONGEST)
-        if not proposals:
+        if not any(proposed.values()):
             return Spent(count, earlier, sure=True)
         if spent >= budget_s:
-            missing = sum(proposal.needed for proposal, _ in proposals)
+            missing = sum(proposal.needed for proposals in proposed.values() for proposal in proposals)
             if missing and insist:
                 raise ProfileError(
                     f"{spent:.0f} s were too few: {missing} curves lack points; run the same again, which goes on from "
@@ -85,27 +86,33 @@ def measure(
                 )
             if not missing:
                 return Spent(count, earlier, sure=False)
-        best = max(proposals, key=lambda pair: pair[1])[0]
-        count += _take(curves, best, seconds_of, journal)
+        curve, best = _best(proposed)
+        count += _take(curve, best, seconds_of, journal)
+        proposed[curve] = list(curve.proposals(most_s))
         show(spent, f"{count} points measured")
 
 
-def _proposals(curves: Sequence[Measurable], most_s: float) -> list[tuple[Proposal, float]]:
-    """Each with what it is worth."""
-    low, high = (sum(ends) or 1.0 for ends in zip(*(curve.ends() for curve in curves), strict=True))
-    found = []
-    for curve in curves:
+def _best(proposed: Mapping[Measurable, Sequence[Proposal]]) -> tuple[Measurable, Proposal]:
+    """The point that is worth most: the least sure of the curve with the largest share of a step."""
+    low, high = (sum(ends) or 1.0 for ends in zip(*(curve.ends() for curve in proposed), strict=True))
+    best: tuple[float, Measurable, Proposal] | None = None
+    for curve, proposals in proposed.items():
         first, last = curve.ends()
         share = max(first / low, last / high)
-        found += [(proposal, inf if proposal.doubt == inf else proposal.doubt * share) for proposal in curve.proposals(most_s)]
-    return found
+        for proposal in proposals:
+            worth = inf if proposal.doubt == inf else proposal.doubt * share
+            if best is None or worth > best[0]:
+                best = worth, curve, proposal
+    assert best is not None
+    return best[1:]
 
 
-def _take(curves: Sequence[Measurable], proposal: Proposal, seconds_of: Measure, journal: Journal) -> int:
+def _take(curve: Measurable, proposal: Proposal, seconds_of: Measure, journal: Journal) -> int:
     """Measure a point; where it and a neighbour contradict each other both once more, of which the shorter time counts."""
     seconds = seconds_of(proposal.operator, proposal.at)
     journal.add(Row(proposal.operator, dict(proposal.at), seconds))
-    line = next(line for curve in curves if curve.operator == proposal.operator and (line := curve.learn(proposal.at, seconds)))
+    line = curve.learn(proposal.at, seconds)
+    assert line is not None
     again = line.amiss(int(proposal.at[line.axis]))
     for size in again:
         better = min(line.times[size], seconds_of(line.operator, line.place(size)))
