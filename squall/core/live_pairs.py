@@ -54,7 +54,8 @@ class LivePairs:
         """It takes work, alone, and does what the other one will do."""
         alone = partner.replica not in self._target and partner.replica not in self._source
         here = partner.phase is Phase.READY and not partner.stopping and partner.leaves_at is None
-        return alone and here and partner.role is by.role and by.replica not in self._source
+        alike = partner.role is by.role and by.role is not Role.DECODE
+        return alone and here and alike and by.replica not in self._source
 
     def tell(self, event: LayerArrived | WeightsLoaded | Warmed) -> list[AnyAction]:
         """A target hears how far its weights are."""

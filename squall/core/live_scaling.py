@@ -5,8 +5,9 @@ The machines of the two replicas delegate to the parts below while they are a pa
 batch whose next layer has arrived; the source, whenever it is idle, pulls the earliest batch with its activations and runs what
 is left. The split is never computed: it is wherever the target happens to be (BlitzScale, OSDI 2025, section 5.2).
 
-KV of the layers that the target ran follows the activations, a request each, into blocks that the source has set aside. What the
-source holds the target still keeps, until it is sent. Knows no clock, no price and no link.
+KV of the layers that the target ran follows the activations, a request each, into blocks that the source has set aside. Where
+requests decode elsewhere it stays: the source tells the router of both halves, and they go to one decode replica (`handoff`).
+Knows no clock, no price and no link.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from squall.core.events import (
     AnyEvent,
     BatchFormed,
     Cancelled,
+    Disowned,
     HandedOver,
     KvArrived,
     KvFailed,
@@ -142,6 +144,7 @@ class LiveTarget:
         self._running: Batch | None = None
         self._num_batches = 0
         self._sent: dict[int, Batch] = {}  # whose activations are on their way
+        self._heads: set[RequestId] = set()  # whose first layers' KV waits here for a decode replica
         self._kept: dict[RequestId, tuple[Work, int]] = {}  # whose KV, of so many layers, is still to be sent
         self._pull: PullWanted | None = None
         self._hungry = False  # the source was told that nothing is left
@@ -171,7 +174,7 @@ class LiveTarget:
         match event:
             case Woke():
                 self._host.wake_at = None
-                return self._run_next(now)
+                return self._host.settle_handoffs() + self._run_next(now)
             case Submitted(request):
                 self._host.enqueue(request)
                 return self._turn([], now)
@@ -197,7 +200,7 @@ class LiveTarget:
             case KvSent(request) | KvFailed(request) if request in self._kept:
                 return self._turn(self._kv_left(event, now), now)
             case Unpaired() if not self._alone:
-                return self._turn(self._be_alone(), now)
+                return self._turn(self._be_alone(now), now)
         return None
 
     # -- batches
@@ -281,9 +284,12 @@ class LiveTarget:
         for work in batch.works:
             if work.request.id in stopped or work.request.id in gone:
                 host.pool.release(work.blocks, ())
+                continue
+            work.generated += 1
+            work.computed = work.target
+            if host.handoffs is not None and host.hands_off:
+                host.handoffs.hold(work)
             else:
-                work.generated += 1
-                work.computed = work.target
                 self._complete.append(work)
         self._cancelled.clear()
         ended = tuple(sorted((*stopped, *gone)))
@@ -292,6 +298,8 @@ class LiveTarget:
         if gone:
             actions.append(Forget(tuple(sorted(gone))))
         held = tuple(request for request in first if request not in stopped)
+        if host.hands_off:
+            return actions + host.settle_handoffs()
         return [*actions, Hold(held)] if held else actions
 
     # -- the source pulls
@@ -339,6 +347,11 @@ class LiveTarget:
                 self._host.pool.release(work.blocks, ())
             return [told, Abandon(batch.requests)]
         self._sent[batch.id] = batch
+        handoffs = self._host.handoffs
+        if handoffs is not None and self._host.hands_off:
+            for work in batch.works:
+                handoffs.hold_part(work)
+            self._heads.update(batch.requests)
         return [told, SendActivations(batch.id, pull.source, batch.num_tokens)]
 
     def _send_kv(self, batch: Batch) -> list[AnyAction]:
@@ -347,6 +360,8 @@ class LiveTarget:
         if self._alone:
             return self._keep_not(batch, None)
         actions: list[AnyAction] = [Send(source, ActivationsArrived(batch.id))]
+        if self._heads.issuperset(batch.requests):
+            return actions
         for work in batch.works:
             self._kept[work.request.id] = work, batch.done
             actions.append(SendKv(work.request.id, source, 0, batch.done, work.target))
@@ -354,8 +369,10 @@ class LiveTarget:
 
     def _keep_not(self, batch: Batch, failed: ActivationsFailed | None) -> list[AnyAction]:
         """The source does not get it: whatever it does about that, nothing of the batch is needed here."""
-        self._freed += sum(work.blocks for work in batch.works)
-        told: list[AnyAction] = [Abandon(batch.requests)]
+        told: list[AnyAction] = []
+        if not self._heads.issuperset(batch.requests):  # those go when the source says so
+            self._freed += sum(work.blocks for work in batch.works)
+            told.append(Abandon(batch.requests))
         return told if failed is None or self._alone else [Send(self._paired.source, failed), *told]
 
     def _kv_left(self, event: KvSent | KvFailed, now: Nanos) -> list[AnyAction]:
@@ -422,11 +439,15 @@ class LiveTarget:
             work.blocks = 0
             self._host.waiting.appendleft(work)
 
-    def _be_alone(self) -> list[AnyAction]:
+    def _be_alone(self, now: Nanos) -> list[AnyAction]:
         """The source is lost. What has no token yet goes back to the router, unless the replica can serve it."""
         self._alone = True
         self._pull, self._hungry = None, False
-        gone = [request for batch in self._sent.values() for request in batch.requests] + list(self._kept)
+        gone = [request for batch in self._sent.values() for request in batch.requests if request not in self._heads]
+        gone += [*self._kept, *self._heads]
+        if self._heads and self._host.handoffs is not None:
+            self._host.handoffs.handle(Disowned(tuple(sorted(self._heads))))
+            self._host.wake_at = now
         if not self._warm:
             gone += self._take_back()
             gone += [work.request.id for work in self._host.take_waiting()]

@@ -31,7 +31,7 @@ from squall.core.events import (
     Unpaired,
 )
 from squall.core.live_scaling import BATCH_TOKENS, blocks_of
-from squall.core.types import ROUTER, BlockHash, Nanos, RequestId
+from squall.core.types import ROUTER, BlockHash, Nanos, ReplicaId, RequestId
 
 if TYPE_CHECKING:
     from squall.core.replica import Replica
@@ -48,13 +48,16 @@ class Half:
         told: its first token is out.
         over: it has ended; its blocks wait for what is still being written to them.
         broken: what the target ran will not come.
+        layers: that the target ran; their KV stays with it (`head`) where requests decode elsewhere.
     """
 
-    __slots__ = ("broken", "here", "over", "told", "work")
+    __slots__ = ("broken", "head", "here", "layers", "over", "told", "work")
 
-    def __init__(self, work: Work, here: bool) -> None:
+    def __init__(self, work: Work, here: bool, head: ReplicaId | None, layers: int) -> None:
         self.work = work
         self.here = here
+        self.head = head
+        self.layers = layers
         self.told = False
         self.over = False
         self.broken = False
@@ -86,6 +89,7 @@ class LiveSource:
         self._wanted = min(host.num_blocks, -(-most // host.block_size) + ROUNDING)
         self._least = 1  # blocks without which a pull is in vain
         self._freed = 0
+        self._disowning: dict[ReplicaId, list[RequestId]] = {}  # whose part at a target is of no use
         self._joining: list[Work] = []
         self._restarting: list[Half] = []
 
@@ -113,6 +117,8 @@ class LiveSource:
             self._freed = 0
         lost = self._restart() if self._restarting else []
         actions = host.join(self._joining)
+        actions += [Send(head, Disowned(tuple(sorted(gone)))) for head, gone in self._disowning.items()]
+        self._disowning.clear()
         if self._may_pull():
             blocks = min(max(self._wanted, self._least), host.pool.num_available - host.decodes.next_blocks())
             if blocks >= self._least:
@@ -201,7 +207,8 @@ class LiveSource:
             work.blocks = blocks_of(work, size)
             work.started = True
             used += work.blocks
-            self._halves[request.id] = Half(work, here=not event.layer)
+            stays = self._host.hands_off and event.layer > 0
+            self._halves[request.id] = Half(work, stays or not event.layer, event.target if stays else None, event.layer)
         self._pulling = False
         self._freed += self._reserved - used
         self._reserved = 0
@@ -247,7 +254,7 @@ class LiveSource:
         self._disowned.clear()
         before: list[AnyAction] = [Abandon(disowned)] if disowned else []
         held = tuple(sorted(set(first) - set(finished)))
-        if held:
+        if held and not self._host.hands_off:
             before.append(Hold(held))
         return before + self._host.end_layers(sorted(first), tuple(sorted(finished)), gone)
 
@@ -272,14 +279,24 @@ class LiveSource:
         elif half.broken:
             if half.told or not self._is_in_batch(half.work.request.id):
                 del self._halves[half.work.request.id]
+                self._drop_head(half)
                 self._restarting.append(half)
         elif half.here and half.told:
             del self._halves[half.work.request.id]
-            self._joining.append(half.work)
+            if self._host.handoffs is not None and self._host.hands_off:
+                self._host.handoffs.hold(half.work, half.head, half.layers if half.head is not None else 0)
+            else:
+                self._joining.append(half.work)
 
     def _end(self, half: Half) -> None:
         half.over = True
+        self._drop_head(half)
         self._sort(half)
+
+    def _drop_head(self, half: Half) -> None:
+        """Nobody will ask the target for its part."""
+        if half.head is not None:
+            self._disowning.setdefault(half.head, []).append(half.work.request.id)
 
     def _is_in_batch(self, request: RequestId) -> bool:
         return self._batch is not None and any(each.id == request for each in self._batch.requests)
@@ -292,7 +309,7 @@ class LiveSource:
 
     def _half_lost(self, request: RequestId) -> None:
         half = self._halves.get(request)
-        if half is not None and not half.here:
+        if half is not None and (not half.here or (half.head is not None and not half.told)):
             half.broken = True
             self._sort(half)
 

@@ -214,6 +214,21 @@ class Replica:
         works.clear()
         return [Join(joined, self.decodes.id)] if joined else []
 
+    def settle_handoffs(self) -> list[AnyAction]:
+        """What a boundary changes for hand-offs, while no steps are planned here."""
+        if self.handoffs is None:
+            return []
+        boundary = self.handoffs.at_boundary(self.decodes, False, ())
+        if not boundary.held and not boundary.gone:
+            return boundary.actions
+        told = Progressed(self.id, finished=tuple(sorted(boundary.gone)), held=boundary.held)
+        return [Send(ROUTER, told), *boundary.actions]
+
+    @property
+    def hands_off(self) -> bool:
+        """Whoever has its first token decodes elsewhere."""
+        return self.handoffs is not None and self.handoffs.holds
+
     def end_layers(
         self, first: Sequence[RequestId], finished: tuple[RequestId, ...], gone: tuple[RequestId, ...]
     ) -> list[AnyAction]:
@@ -310,15 +325,15 @@ class Replica:
             held, moves = boundary.held, boundary.actions
             finished = tuple(sorted(finished + boundary.gone)) if boundary.gone else finished
         preempted: list[RequestId] = []
-        lost: list[RequestId] = []
+        redone: list[RequestId] = []
         told: list[AnyAction] | None = None
         layers: RunLayers | None = None
         live = self.live
         if live is not None:
-            told, lost = live.at_boundary()
+            told, redone = live.at_boundary()
             layers = live.layers()
         plan = self._plan(preempted) if layers is None else Plan()
-        preempted += lost
+        preempted += redone
         actions: list[AnyAction] = []
         if first or finished or preempted or held:
             lost = tuple(sorted(preempted)) if preempted else ()
