@@ -1,0 +1,243 @@
+"""Fleets of real workers in processes of their own: weights move between them, some are killed, and every token is right."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from squall import config as configuration
+from squall.core.types import Role
+from squall.errors import ModelError
+from squall.eventlog import open_log, read, write_merged
+from squall.live.engine.interface import Sampling
+from squall.live.head import Head
+from squall.live.launch import LocalLauncher
+from squall.live.models import find
+from squall.live.plan import served_plan
+from squall.live.rpc.convert import WeightsMoved
+from squall.live.served import served_model
+from squall.live.transport.segment import HostCopies
+from squall.twin.observe import observe
+from tests.live.checkpoints import SIZES, write_checkpoint
+
+PROMPTS = [tuple(range(start, start + 12)) for start in range(10, 250, 12)]
+SHARED, COPIES = Path("/dev/shm"), f"squall-{os.getuid()}-*"
+NUM_LAYERS = SIZES["num_hidden_layers"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
+
+
+class Fleet:
+    """A head here, and its workers."""
+
+    def __init__(self, head: Head, launcher: LocalLauncher, most: int) -> None:
+        self.head = head
+        self.launcher = launcher
+        self.most = most
+        self.moves: dict[int, list[WeightsMoved]] = {}
+        keep = head.moved
+
+        def moved(client: Any, what: WeightsMoved) -> None:
+            self.moves.setdefault(client.replica, []).append(what)
+            keep(client, what)
+
+        head.moved = moved  # type: ignore[method-assign]
+
+    def phases(self) -> dict[int, str]:
+        return {replica.replica: replica.phase for replica in self.head.stats().replicas}
+
+    def layers(self) -> dict[int, int]:
+        return {replica.replica: replica.num_layers for replica in self.head.stats().replicas}
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self.check()
+            await asyncio.sleep(0.01)
+
+    async def ready(self, count: int) -> None:
+        await self.until(lambda: list(self.phases().values()).count("ready") == count)
+
+    def check(self) -> None:
+        """Never more processes than slots."""
+        running = [phase for phase in self.phases().values() if phase not in ("off", "failed")]
+        assert len(running) <= self.most
+
+    async def answer(self, prompt: Sequence[int], max_tokens: int = 24, **more: Any) -> list[int]:
+        sampling = Sampling(max_tokens=max_tokens, ignore_eos=True, **{"temperature": 0.0, **more})
+        return [out.token async for out in self.head.submit(prompt, sampling)]
+
+    async def answers(self, max_tokens: int = 24) -> list[list[int]]:
+        return await asyncio.gather(*(self.answer(prompt, max_tokens, **self.manner(at)) for at, prompt in enumerate(PROMPTS)))
+
+    @staticmethod
+    def manner(at: int) -> dict[str, Any]:
+        """Greedy, and seeded samples."""
+        return {"temperature": 1.0, "seed": at} if at % 2 else {}
+
+    def kill(self, replica: int) -> None:
+        pid = self.launcher.pid(replica)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+
+@asynccontextmanager
+async def serving(model: Path, folder: Path, *settings: str, most: int = 3) -> AsyncIterator[Fleet]:
+    """One replica of at most so many, ready; processes for all of them are warm."""
+    wanted = (f"model.name={model}", "replica.num_blocks=128", f"fleet.replicas={{min=1, max={most}}}", "fleet.idle_ttl_s=0.05",
+              "fleet.down_window_s=600", f"cluster.gpus_per_node={most}", "queue.max_retries=20", *settings)  # fmt: skip
+    config = configuration.load(None, wanted)
+    folder.mkdir(exist_ok=True)
+    path = folder / "config.toml"
+    path.write_text(configuration.dumps(config), encoding="utf-8")
+    launcher = LocalLauncher(path, folder, [(replica,) for replica in range(most)])
+    served = served_model(config)
+    async with AsyncExitStack() as stack:
+        log = stack.enter_context(open_log(folder / "events-head.jsonl.zst"))
+        head = Head(config, served.names, served.tokenizer(), 512, launcher, log, plan=served_plan(config, served))
+        launcher.prepare(range(most))
+        stack.callback(launcher.kill_all)
+        stack.push_async_callback(head.close)
+        fleet = Fleet(head, launcher, most)
+        head.start()
+        await head.until_ready()
+        yield fleet
+    HostCopies().sweep(unused=True)
+
+
+def replayed(folder: Path) -> int:
+    """Events of head and workers, each of which led to the same actions again."""
+    merged = folder / "events.jsonl.zst"
+    write_merged(sorted(folder.glob("events-*.zst")), merged)
+    seen = observe(read(merged))
+    assert seen.mismatches == []
+    return sum(seen.num_events.values())
+
+
+async def test_two_workers_get_their_weights_along_a_chain_and_say_the_same(model: Path, tmp_path: Path) -> None:
+    async with serving(model, tmp_path / "run", "load.kind=chain") as fleet:
+        alone = await fleet.answers()
+        assert [move.kind for move in fleet.moves[0]] == ["disk"]
+        streaming = asyncio.create_task(fleet.answers())
+        fleet.head.want(Role.BOTH, 3)
+        await fleet.ready(3)
+        assert await streaming == alone
+        assert await fleet.answers() == alone
+        size = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+        for replica in (1, 2):
+            (move,) = fleet.moves[replica]
+            assert (move.kind, move.num_repaired) == ("chain", 0)
+            assert size <= move.num_bytes + 65_536 <= 1.1 * size
+            assert 0 <= move.first_byte_s <= move.seconds
+        assert fleet.layers() == {0: NUM_LAYERS, 1: NUM_LAYERS, 2: NUM_LAYERS}
+        status = fleet.head.fleet()
+        assert {(each.replica, each.load, each.source) for each in status.replicas} == {
+            (0, "disk", "ssd 0"), (1, "chain", "gpu 0"), (2, "chain", "gpu 0"),
+        }  # fmt: skip
+        assert [(each.before, each.after, each.why) for each in status.decisions] == [(1, 3, "asked for")]
+        leaving = asyncio.create_task(fleet.answers())
+        await asyncio.sleep(0.02)
+        fleet.head.want(Role.BOTH, 1)
+        assert await leaving == alone
+        await fleet.until(lambda: sorted(fleet.phases().values()) == ["off", "off", "ready"])
+        await fleet.head.drain(10.0)
+    assert replayed(tmp_path / "run") > 100
+
+
+@pytest.mark.parametrize("kind", ["disk", "host", "p2p"])
+async def test_the_other_ways(model: Path, tmp_path: Path, kind: str) -> None:
+    others = set(SHARED.glob(COPIES))
+    async with serving(model, tmp_path / "run", f"load.kind={kind}") as fleet:
+        alone = await fleet.answers(8)
+        fleet.head.want(Role.BOTH, 2)
+        await fleet.ready(2)
+        assert [move.kind for move in fleet.moves[1]] == [kind]
+        assert await fleet.answers(8) == alone
+        if kind == "host":
+            copy = set(SHARED.glob(COPIES)) - others
+            assert len(copy) == 1
+            assert not copy.intersection(HostCopies().sweep(unused=True))  # it is in use
+            fleet.kill(1)
+            await fleet.until(lambda: fleet.phases()[1] != "ready")
+            await fleet.ready(2)
+            assert [move.kind for move in fleet.moves[2]] == [kind]  # in the next free slot
+    assert not set(SHARED.glob(COPIES)) - others
+
+
+async def test_two_get_stripes_from_two(model: Path, tmp_path: Path) -> None:
+    async with serving(model, tmp_path / "run", "load.kind=striped", most=4) as fleet:
+        alone = await fleet.answers(8)
+        fleet.head.want(Role.BOTH, 2)
+        await fleet.ready(2)
+        fleet.head.want(Role.BOTH, 4)
+        await fleet.ready(4)
+        assert [move.kind for replica in (2, 3) for move in fleet.moves[replica]] == ["striped", "striped"]
+        assert await fleet.answers(8) == alone
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+async def test_whoever_is_killed_while_weights_move_the_others_go_on_from_where_they_were(
+    model: Path, tmp_path: Path, victim: int
+) -> None:
+    """The link is slow: eight megabytes take two thirds of a second a hop."""
+    async with serving(model, tmp_path / "run", "load.kind=chain", "serve.link_gbps=0.1") as fleet:
+        alone = await fleet.answers(12)
+        fleet.head.want(Role.BOTH, 3)
+        await fleet.until(lambda: min(fleet.layers().get(1, 0), fleet.layers().get(2, 0)) >= 2)
+        streaming = asyncio.create_task(fleet.answers(12))
+        fleet.kill(victim)
+        await fleet.until(lambda: fleet.phases()[victim] != "ready" or fleet.layers()[victim] == 0)
+        assert await streaming == alone
+        await fleet.ready(3)
+        assert await fleet.answers(12) == alone
+        assert fleet.head.stats().num_failed_loads == 0
+    assert replayed(tmp_path / "run") > 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(20))
+async def test_random_kills_at_random_moments(model: Path, tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    kind, gbps = dice.choice(["chain", "p2p", "striped", "auto", "host"]), dice.choice([0.05, 0.2, 1.0])
+    async with serving(model, tmp_path / "run", f"load.kind={kind}", f"serve.link_gbps={gbps}") as fleet:
+        alone = await fleet.answers()
+        for _ in range(4):
+            fleet.head.want(Role.BOTH, dice.choice([1, 2, 3, 3]))
+            streaming = asyncio.create_task(fleet.answers())
+            await asyncio.sleep(dice.uniform(0, 1.5))
+            victim = dice.choice([replica for replica in range(3) if fleet.launcher.pid(replica) is not None])
+            fleet.kill(victim)
+            assert await streaming == alone
+        fleet.head.want(Role.BOTH, 3)
+        await fleet.ready(3)
+        assert await fleet.answers() == alone
+    assert replayed(tmp_path / "run") > 100
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.timeout(600)
+async def test_the_embedded_model_goes_along_a_chain_whose_source_dies(tmp_path: Path) -> None:
+    try:
+        folder = find("smollm2")
+    except ModelError as error:
+        pytest.skip(str(error))
+    async with serving(folder, tmp_path / "run", "load.kind=chain", "serve.link_gbps=2") as fleet:
+        alone = await fleet.answers(6)
+        fleet.head.want(Role.BOTH, 3)
+        streaming = asyncio.create_task(fleet.answers(6))
+        await fleet.until(lambda: min(fleet.layers().get(1, 0), fleet.layers().get(2, 0)) >= 4)
+        fleet.kill(0)
+        assert await streaming == alone
+        await fleet.ready(3)
+        assert await fleet.answers(6) == alone
+    assert replayed(tmp_path / "run") > 100
