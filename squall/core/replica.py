@@ -309,7 +309,11 @@ class Replica:
         if work.group is None:
             self.prefilling.remove(work)
         else:
-            work.group.leave(work)
+            done = work.target + work.group.leave(work)
+            if work.hashes:
+                # Only where the driver knows what is generated do the hashes go on beyond the prompt.
+                size = self.block_size
+                work.shared += self.pool.share(work.hashes[work.computed // size : done // size])
         self.pool.release(work.blocks, work.shared)
 
     # -- the start of a run

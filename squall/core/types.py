@@ -43,7 +43,8 @@ class Request(Struct, frozen=True, gc=False):
         num_prompt_tokens: tokens in the prompt, at least 1.
         max_output_tokens: the most it may generate, at least 1.
         num_output_tokens: tokens that it generated before it came here (a request continued after its replica died).
-        block_hashes: one hash a full block of the prompt, chained; empty where nothing is known of its content.
+        block_hashes: one hash a full block of the prompt, chained; empty where nothing is known of its content. They go on into
+            what it will generate where that is known and its blocks are to be found by later requests, too (simulations).
         session: requests of one session share a prefix; 0 means none.
     """
 

@@ -56,6 +56,8 @@ def serve(config: Config, directory: Path, say: Say) -> None:
         ModelError: the model cannot be had or loaded.
     """
     refuse_pools(config, "squall serve")
+    if getattr(config.batching, "prefix_cache_outputs", False):
+        raise ConfigError("batching.prefix_cache_outputs is for simulations; the engines here keep the blocks of prompts alone")
     began = monotonic()
     model = served_model(config)
     plan = _plan(config, model)

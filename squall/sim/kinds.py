@@ -42,13 +42,24 @@ def kinds_of(config: Config, model: ModelSpec) -> list[Kind]:
         return []
     if config.faults or config.hazards.replica_per_hour or config.hazards.node_per_hour:
         raise ConfigError("[[faults]] and [hazards] break fleets whose replicas are alike; leave them out, or [[fleet.pools]]")
+    parts = alike(config)
+    if len({files_outputs_of(part) for part in parts if part.batching.prefix_cache}) > 1:
+        raise ConfigError(
+            "prefix_cache_outputs differs between [[fleet.pools]]; say it in [batching], for all that have a prefix_cache"
+        )
     kinds = []
-    for number, part in enumerate(alike(config), start=1):
+    for number, part in enumerate(parts, start=1):
         try:
             kinds.append(Kind(part, *prepare(part, model, resolve_gpu(part.cluster.gpu))))
         except ConfigError as error:
             raise ConfigError(f"[[fleet.pools]] number {number}: {error}") from None
     return kinds
+
+
+def files_outputs_of(config: Config) -> bool:
+    """Whether replicas keep the blocks of answers under their hashes."""
+    batching = config.batching
+    return batching.prefix_cache and bool(getattr(batching, "prefix_cache_outputs", False))
 
 
 def each(kinds: Sequence[Kind]) -> list[Kind]:

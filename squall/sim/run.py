@@ -20,7 +20,7 @@ from squall.deployment import router_of
 from squall.perf.latency import LatencyModel
 from squall.sim.driver import Driver, EventLog
 from squall.sim.ground import Ground, bare_ground
-from squall.sim.kinds import Kind, each
+from squall.sim.kinds import Kind, each, files_outputs_of
 from squall.sim.loading import Delays, Loader
 from squall.sim.world import World
 from squall.workload.spec import OfferedRequest
@@ -65,7 +65,9 @@ def simulate(
     """
     began = time.perf_counter()
     of_each = each(kinds)
-    world = World(requests, latency, max_steps, {replica: kind.latency for replica, kind in enumerate(of_each)})
+    latencies = {replica: kind.latency for replica, kind in enumerate(of_each)}
+    files_outputs = any(files_outputs_of(kind.config) for kind in kinds) if kinds else files_outputs_of(config)
+    world = World(requests, latency, max_steps, latencies, files_outputs)
     if watch is not None:
         log = watch(world)
     block_size = config.replica.block_size

@@ -34,6 +34,7 @@ class World:
         latency: prices steps.
         max_steps: the longest run that an engine makes of what it is asked for.
         latencies: of replicas whose steps `latency` does not price.
+        files_outputs: later requests find the blocks of answers in a prefix cache.
     """
 
     def __init__(
@@ -42,9 +43,11 @@ class World:
         latency: LatencyModel,
         max_steps: int = FOREVER,
         latencies: Mapping[ReplicaId, LatencyModel] | None = None,
+        files_outputs: bool = False,
     ) -> None:
         self.latency = latency
         self._latencies = latencies or {}
+        self._files_outputs = files_outputs
         self.max_steps = max_steps
         self.gaps = array("q")  # weight, count, first and increment of each entry of `Gaps`, one after the other
         self.rows: dict[RequestId, RequestRow] = {}
@@ -98,13 +101,16 @@ class World:
         A trace does not know the client's limit; the output it recorded stands for it (the router refuses what never fits).
         """
         self.rows[offered.id].arrived_at = now
+        hashes = offered.block_hashes
+        if self._files_outputs:
+            hashes += offered.output_hashes
         return Arrived(
             Request(
                 offered.id,
                 now,
                 offered.num_prompt_tokens,
                 offered.num_output_tokens,
-                block_hashes=offered.block_hashes,
+                block_hashes=hashes,
                 session=offered.session,
             )
         )

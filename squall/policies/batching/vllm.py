@@ -21,11 +21,13 @@ class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
         max_num_seqs: requests in the batch, decoding or prefilling.
         max_num_batched_tokens: tokens a step computes; longer prompts are cut into chunks. At least `max_num_seqs`.
         prefix_cache: whether full prompt blocks are shared between requests.
+        prefix_cache_outputs: whether those that a request has generated are, too, once it has ended; in simulations.
     """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     prefix_cache: bool = True
+    prefix_cache_outputs: bool = False
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:

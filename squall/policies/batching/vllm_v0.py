@@ -21,6 +21,7 @@ class VllmV0(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", 
         max_num_batched_tokens: prompts in a step times the longest of them.
         watermark: part of all KV blocks that an admission leaves free; waived where nothing runs.
         prefix_cache: whether full prompt blocks are shared between requests.
+        prefix_cache_outputs: whether those that a request has generated are, too, once it has ended; in simulations.
         quirks: "vidur" preempts as Vidur does: a decode needs a free block also where it does not take one.
     """
 
@@ -29,6 +30,7 @@ class VllmV0(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", 
     watermark: float = 0.01
     prefix_cache: bool = False
     quirks: Literal["none", "vidur"] = "none"
+    prefix_cache_outputs: bool = False
 
     def __post_init__(self) -> None:
         at_least("max_num_seqs", self.max_num_seqs)
