@@ -126,8 +126,6 @@ class World:
 
     def stop(self, now: Nanos) -> None:
         """The run ends before all is done: what everybody has generated is their output; who has not arrived stays out of it."""
-        for request, left in self.left.items():
-            self.rows[request].num_output_tokens = self.outputs[request] - left
         absent = [offered.id for waiting in self.followers.values() for offered in waiting]
         absent += [row.id for row in self.rows.values() if row.arrived_at >= now]
         for request in dict.fromkeys(absent):
@@ -135,6 +133,10 @@ class World:
             self.num_absent += 1
 
     def record(self, now: Nanos) -> RunRecord:
+        """What became of everybody; tokens of those who ended, or are, without a replica count, too."""
+        for request, left in self.left.items():
+            if request in self.rows:
+                self.rows[request].num_output_tokens = self.outputs[request] - left
         gaps = Gaps(*(self.gaps[i::4] for i in range(4)))
         sources = dict.fromkeys(latency.source for latency in self._latencies.values()) or (self.latency.source,)
         return RunRecord("simulated", list(self.rows.values()), gaps, ended_at=now, latency_source="; ".join(sources))
