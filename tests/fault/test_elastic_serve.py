@@ -1,9 +1,15 @@
 """A service whose fleet grows in a burst and shrinks after it, with workers of its own."""
 
 import asyncio
+import contextlib
+import json
+import signal
+import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from squall import config as configuration
@@ -13,6 +19,7 @@ from squall.live.engine.interface import Sampling
 from squall.live.head import Head
 from squall.live.launch import LocalLauncher
 from squall.live.served import served_model
+from tests.live.checkpoints import write_checkpoint
 
 SETTINGS = (
     "serve.engine=emulated",
@@ -72,3 +79,36 @@ async def test_a_second_worker_comes_with_a_burst_and_goes_after_it_and_no_clien
     finally:
         await head.close()
         launcher.kill_all()
+
+
+def running(directory: Path) -> list[int]:
+    """Worker processes of this deployment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"squall.live.worker" in words and str(directory / "config.toml").encode() in words:
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGTERM])
+def test_a_head_that_goes_leaves_no_process_and_no_copy_of_weights(server: Any, tmp_path: Path, blow: signal.Signals) -> None:
+    shared = Path("/dev/shm")
+    before = set(shared.glob("squall-*"))
+    model = write_checkpoint(tmp_path / "tiny")
+    settings = ("serve.engine=torch", f"model.name={model}", "cluster.gpu=cpu", "replica.num_blocks=64", "load.kind=host")
+    with server(*settings) as subject:
+        assert len(running(subject.directory)) == 2
+        with urllib.request.urlopen(f"{subject.url}/fleet") as answer:
+            assert {replica["load"] for replica in json.load(answer)["replicas"]} <= {"disk", "host"}
+        assert len(set(shared.glob("squall-*")) - before) == 1
+        command = Path(f"/proc/{running(subject.directory)[0]}/cmdline").read_bytes().split(b"\0")
+        assert not any(len(word) == 64 for word in command)  # the fleet's token is no argument
+        subject.process.send_signal(blow)
+        subject.process.wait(30)
+        deadline = time.monotonic() + 30
+        while (running(subject.directory) or set(shared.glob("squall-*")) - before) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert running(subject.directory) == []
+        assert not set(shared.glob("squall-*")) - before
