@@ -64,8 +64,9 @@ class Controller:
       would want more if it saw the load on those who are left (its view is asked with so many replicas ready);
     - never to zero while anybody waits or is served, and never one role without the other.
 
-    Whom to add: a replica that drains, one that is idle, one that the other role has too many of, then a free slot. Whom to take away: whoever is furthest from being
-    ready, then who has the fewest requests; it finishes what it has, keeps its weights for `patience.idle_ttl`, then stops.
+    Whom to add: a replica that drains, one that is idle, one that the other role has too many of, then a free slot. Whom to take
+    away: whoever is furthest from being ready, then who has the fewest requests; it finishes what it has, keeps its weights for
+    `patience.idle_ttl`, then stops.
 
     A replica that is lost, or whose weights cannot be loaded, is replaced: in another slot at once where there is one, otherwise
     in the same one after 1, 2, 4, ... 60 seconds. Where the source of a load is lost, the load goes on from another one.

@@ -53,8 +53,8 @@ def surplus_of(state: RoleState) -> int:
 def changing_role(states: Collection[RoleState], to: RoleState, count: int) -> list[Member]:
     """Up to `count` replicas that other roles have too many of, and that can serve this one from now on.
 
-    Ready ones first, of these the least loaded: a prefill replica finishes its prompts and decodes them itself. To prefill changes
-    only who has nothing to decode. Then those on their way, whoever is furthest first; not in live scaling, which is work, too.
+    Ready ones first, of these the least loaded: a prefill replica finishes its prompts and decodes them itself. To prefill
+    changes only who has nothing to decode. Then those on their way, whoever is furthest first; not in live scaling, which is work, too.
     """
     found: list[Member] = []
     for state in states:
