@@ -32,7 +32,7 @@ Measure = Callable[[str, Place], float]
 BETWEEN = 0.3
 """The share of the time that whole steps get, where they are measured between operators."""
 
-_LONGEST = 0.005
+_LONGEST = 0.003
 """Of the time there is, a single call may take so much: it is repeated, and there are hundreds of points."""
 
 

@@ -16,8 +16,8 @@ ENOUGH_S = 0.04
 """Calls are repeated for so long, and at least `FEWEST` times."""
 
 FEWEST = 5
-_SLOW_S = 0.5
-"""A call that takes longer than this is repeated `FEWEST` / 2 times only."""
+_SLOW_S = 0.1
+"""A call that takes longer than this is repeated half as often: no short interruption changes much."""
 
 
 class Timer(Protocol):
