@@ -32,10 +32,16 @@ _HEADS = ("num_heads", "num_key_value_heads", "head_dim", "attn_dtype", "kv_cach
 _NCCL = {"all_gather": "all_gather", "all_reduce": "all_reduce", "reduce_scatter": "reduce_scatter", "alltoall": "all_to_all"}
 _SHAPE = {"head_dim": pl.col("head_dim"), "kv_heads": pl.col("num_key_value_heads"), "heads": pl.col("num_heads")}
 
+_MLA_HEADS = ("num_heads", "mla_dtype", "kv_cache_dtype", "batch_size", "isl", "step")
+_LATENT = {"head_dim": 192, "value_dim": 128, "kv_rank": 512, "rope_dim": 64}
+"""DeepSeek's, the only latent attention that its tables hold."""
+
 FILES = {
     "gemm_perf": ("gemm_dtype", "m", "n", "k"),
     "context_attention_perf": _HEADS,
     "generation_attention_perf": _HEADS,
+    "context_mla_perf": _MLA_HEADS,
+    "generation_mla_perf": _MLA_HEADS,
     "custom_allreduce_perf": ("allreduce_dtype", "num_gpus", "message_size"),
     "nccl_perf": ("op_name", "nccl_dtype", "num_gpus", "message_size"),
     "moe_perf": (
@@ -113,6 +119,22 @@ def _generation(frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
     return _attention(frame, "decode_attention", sizes)
 
 
+def _latent(frame: pl.DataFrame, name: str, sizes: Mapping[str, pl.Expr | int | str]) -> dict[str, pl.DataFrame]:
+    kinds = {"kv_dtype": _dtype("kv_cache_dtype"), "dtype": _dtype("mla_dtype"), "heads": pl.col("num_heads")}
+    known = [pl.col("kv_dtype") != "", pl.col("dtype") != ""]
+    return {name: _fastest(pick(frame, {**_LATENT, **kinds, **sizes}, _ms()).filter(*known))}
+
+
+def _latent_context(frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    sizes: dict[str, pl.Expr | int | str] = {"chunk": pl.col("isl"), "before": pl.col("step")}
+    return _latent(frame.filter(pl.col("batch_size") == 1), "latent_prefill", sizes)
+
+
+def _latent_generation(frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
+    sizes: dict[str, pl.Expr | int | str] = {"batch": pl.col("batch_size"), "context": pl.col("isl") + pl.col("step")}
+    return _latent(frame, "latent_decode", sizes)
+
+
 def _all_reduce(frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
     """In a captured graph, where both ways were measured: engines decode in graphs."""
     if "backend" in frame.columns and frame["backend"].str.ends_with("_graph").any():
@@ -153,6 +175,7 @@ def _moe(frame: pl.DataFrame) -> dict[str, pl.DataFrame]:
 
 _READERS = {
     "gemm_perf": _gemm, "context_attention_perf": _context, "generation_attention_perf": _generation,
+    "context_mla_perf": _latent_context, "generation_mla_perf": _latent_generation,
     "custom_allreduce_perf": _all_reduce, "nccl_perf": _nccl, "moe_perf": _moe,
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from squall.perf.tables.source import FastestProducts, TableSource
 
 PACKAGE = "aiconfigurator-core"
 ENGINES = ("vllm", "sglang", "trtllm")
-_FAMILIES = ("gemm", "attention", "comm", "moe")
+_FAMILIES = ("gemm", "attention", "mla", "comm", "moe")
 
 
 def installed_root() -> Path | None:

@@ -20,7 +20,7 @@ from squall.perf.tables.profile import VERSION, Header, OperatorProfile
 from squall.perf.tables.source import TableSource
 from squall.perf.tables.table import OperatorTable
 
-_LAYOUT = 1
+_LAYOUT = 2
 """Of the folder, and of what the checks do; another number makes all anew."""
 
 _HEADER = "header.json"

@@ -74,6 +74,21 @@ def _decode(at: Sizes) -> tuple[Any, Any]:
     return arithmetic, batch * (cache + table + 4.0 * at["heads"] * head_dim)
 
 
+def _latent_prefill(at: Sizes) -> tuple[Any, Any]:
+    """Keys and values are expanded for every head; the cache holds one vector a token for all of them."""
+    chunk, before, wide = at["chunk"], at["before"], at["head_dim"] + at["value_dim"]
+    cache = (before + chunk) * (at["kv_rank"] + at["rope_dim"]) * DTYPE_BYTES.get(at["kv_dtype"], 2.0)
+    return 2.0 * at["heads"] * wide * _pairs(chunk, before, NO_WINDOW), cache + 4.0 * chunk * at["heads"] * wide
+
+
+def _latent_decode(at: Sizes) -> tuple[Any, Any]:
+    """All heads share what is read, and compute with whole latent vectors."""
+    batch, context, both = at["batch"], at["context"], at["kv_rank"] + at["rope_dim"]
+    arithmetic = 2.0 * batch * at["heads"] * (context + 1) * (both + at["kv_rank"])
+    cache = context * both * DTYPE_BYTES.get(at["kv_dtype"], 2.0)
+    return arithmetic, batch * (cache + context / 4.0 + 2.0 * at["heads"] * (both + at["kv_rank"]))
+
+
 def _mixed(at: Sizes) -> tuple[Any, Any]:
     """A chunk and decodes in one kernel."""
     prefill, cache = _prefill(at)
@@ -111,6 +126,7 @@ def _logits(at: Sizes) -> tuple[Any, Any]:
 
 
 _ATTENTION = ("head_dim", "window", "kv_dtype", "dtype")
+_LATENT = ("head_dim", "value_dim", "kv_rank", "rope_dim", "kv_dtype", "dtype")
 
 OPERATIONS = {
     operation.name: operation
@@ -118,6 +134,8 @@ OPERATIONS = {
         Operation("gemm", ("dtype",), ("rows", "columns", "tokens"), _gemm, tiled=True),
         Operation("prefill_attention", _ATTENTION, ("kv_heads", "heads", "chunk", "before"), _prefill),
         Operation("decode_attention", _ATTENTION, ("kv_heads", "heads", "batch", "context"), _decode),
+        Operation("latent_prefill", _LATENT, ("heads", "chunk", "before"), _latent_prefill),
+        Operation("latent_decode", _LATENT, ("heads", "batch", "context"), _latent_decode),
         Operation("mixed_attention", _ATTENTION, ("kv_heads", "heads", "chunk", "before", "batch", "context"), _mixed),
         Operation("moe", ("dtype", "hidden", "inter", "experts", "top_k"), ("ep", "tp", "tokens"), _moe),
         Operation("elementwise", (), ("bytes",), _elementwise),

@@ -11,6 +11,7 @@ from squall.perf.tables.operations import NO_WINDOW
 from squall.perf.tables.table import Curve, OperatorTable
 
 _ALIKE = ("head_dim", "window", "kv_dtype", "dtype")
+_ALIKE_LATENT = ("kv_dtype", "dtype")
 _SIXTEEN_BITS = {"fp16": "bf16"}
 """Both run at the same speed, on the same kernels."""
 
@@ -38,33 +39,33 @@ class TableSource:
 
         Where no chunk after another was measured, one is as fast as a whole prompt of as much arithmetic: time in proportion.
         """
-        found = self._attention("prefill_attention", shape)
+        found = self._attention("prefill", shape)
         if found is None:
             return None
-        table, curve, kind = found
+        table, curve, kind, heads = found
         if before and curve.most("before") == 0:
             alike = sqrt(chunk * (chunk + 2.0 * before))
-            whole = table.like(curve, kind, (shape.kv_heads, shape.heads, alike, 0))
-            at = curve.at((shape.kv_heads, shape.heads, chunk, before))
-            share = curve.trend.seconds(at) / curve.trend.seconds(curve.at((shape.kv_heads, shape.heads, alike, 0)))
+            whole = table.like(curve, kind, (*heads, alike, 0))
+            at = curve.at((*heads, chunk, before))
+            share = curve.trend.seconds(at) / curve.trend.seconds(curve.at((*heads, alike, 0)))
             return Estimate(whole.seconds * share, whole.provenance, whole.told)
-        return table.like(curve, kind, (shape.kv_heads, shape.heads, chunk, before))
+        return table.like(curve, kind, (*heads, chunk, before))
 
     def decode_attention(self, batch: int, context: int, shape: AttentionShape) -> Estimate | None:
         """See `OperatorSource.decode_attention`."""
-        found = self._attention("decode_attention", shape)
+        found = self._attention("decode", shape)
         if found is None:
             return None
-        table, curve, kind = found
-        return table.like(curve, kind, (shape.kv_heads, shape.heads, batch, context))
+        table, curve, kind, heads = found
+        return table.like(curve, kind, (*heads, batch, context))
 
     def mixed_attention(self, chunk: int, before: int, batch: int, context: int, shape: AttentionShape) -> Estimate | None:
         """A chunk after `before` tokens and `batch` decodes of `context` tokens each, in one kernel."""
-        found = self._attention("mixed_attention", shape)
+        found = self._attention("mixed", shape)
         if found is None:
             return None
-        table, curve, kind = found
-        return table.like(curve, kind, (shape.kv_heads, shape.heads, chunk, before, batch, context))
+        table, curve, kind, heads = found
+        return table.like(curve, kind, (*heads, chunk, before, batch, context))
 
     def moe(
         self, tokens: int, hidden: int, inter: int, experts: int, top_k: int, dtype: str, tp: int, ep: int
@@ -111,16 +112,27 @@ class TableSource:
         """None for one GPU too: it has nobody to talk to."""
         return None if gpus < 2 else self._ask(operator, (), (gpus, num_bytes))
 
-    def _attention(self, operator: str, shape: AttentionShape) -> tuple[OperatorTable, Curve, tuple[object, ...]] | None:
-        """The table, the curve that knows most of this shape, and the kind that was asked for."""
-        table = self.tables.get(operator)
-        if table is None or shape.kind != "gqa" or shape.value_dim not in (0, shape.head_dim):
-            return None
-        window = NO_WINDOW if shape.window is None else shape.window
+    def _attention(self, phase: str, shape: AttentionShape) -> "_Found | None":
+        """The table, the curve that knows most of this shape, the kind that was asked for, and heads as the table counts them."""
         cache, dtype = (_SIXTEEN_BITS.get(name, name) for name in (shape.kv_dtype, shape.dtype))
-        kind = (shape.head_dim, window, cache, dtype)
-        curve = table.near(kind, _ALIKE)
-        return None if curve is None else (table, curve, kind)
+        kind: tuple[object, ...]
+        heads: tuple[int, ...]
+        loose: tuple[str, ...]
+        if shape.kind == "mla":
+            table, loose, heads = self.tables.get(f"latent_{phase}"), _ALIKE_LATENT, (shape.heads,)
+            kind = (shape.head_dim, shape.value_dim, shape.kv_rank, shape.rope_dim, cache, dtype)
+            if shape.window is not None:
+                return None
+        else:
+            table, loose, heads = self.tables.get(f"{phase}_attention"), _ALIKE, (shape.kv_heads, shape.heads)
+            kind = (shape.head_dim, NO_WINDOW if shape.window is None else shape.window, cache, dtype)
+            if shape.value_dim not in (0, shape.head_dim):
+                return None
+        curve = None if table is None else table.near(kind, loose)
+        return None if table is None or curve is None else (table, curve, kind, heads)
+
+
+_Found = tuple[OperatorTable, Curve, tuple[object, ...], tuple[int, ...]]
 
 
 class FastestProducts(TableSource):

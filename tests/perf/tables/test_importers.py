@@ -156,6 +156,23 @@ def test_aiconfigurators_tables_are_known_by_their_names(tmp_path: Path) -> None
     assert seconds(source.all_reduce(2 << 20, 4)) == pytest.approx(3e-5)  # 2^20 values of two bytes, in a graph
 
 
+def test_latent_attention_is_that_of_its_own_tables(tmp_path: Path) -> None:
+    kinds = {"mla_dtype": "bfloat16", "kv_cache_dtype": "fp8", "num_heads": 16}
+    prompts = {**kinds, "batch_size": [1, 1, 8], "isl": [1024, 4096, 1024], "step": 0, "latency": [0.1, 1.2, 0.7]}
+    decodes = {**kinds, "batch_size": [1, 1, 64, 64], "isl": 1, "step": [1023, 8191] * 2, "latency": [0.01, 0.02, 0.05, 0.3]}
+    pl.DataFrame(prompts).write_csv(tmp_path / "context_mla_perf.csv")
+    pl.DataFrame(decodes).write_csv(tmp_path / "generation_mla_perf.csv")
+    source = import_profile("aiconfigurator", tmp_path, None, None).source()
+    deepseek = AttentionShape(16, 1, 192, "fp8", None, "mla", 512, 64, 128)
+    assert seconds(source.prefill_attention(4096, 0, deepseek)) == pytest.approx(1.2e-3)  # batches of prompts are left out
+    assert seconds(source.decode_attention(64, 8192, deepseek)) == pytest.approx(3e-4)
+    chunk = source.prefill_attention(1024, 3072, deepseek)
+    assert chunk is not None
+    assert 1e-4 < chunk.seconds < 1.2e-3
+    assert source.decode_attention(64, 8192, AttentionShape(16, 1, 192, "fp8", None, "mla", 256, 64, 128)) is None
+    assert source.decode_attention(64, 8192, AttentionShape(16, 16, 128, "fp8")) is None
+
+
 def test_aiconfigurators_tables_of_two_gpus_are_told_apart(tmp_path: Path) -> None:
     gemm_perf().write_csv(tmp_path / "aic_h100_sxm__gemm__vllm__0.24.0__gemm_perf.csv")
     gemm_perf(device="NVIDIA H200").write_csv(tmp_path / "aic_h200_sxm__gemm__vllm__0.24.0__gemm_perf.csv")

@@ -28,7 +28,7 @@ def test_every_law_grows_with_every_size_that_a_step_can_vary(name: str) -> None
     at: Sizes = {
         "dtype": "bf16", "kv_dtype": "fp8", "head_dim": 128, "window": 64, "kv_heads": 8, "heads": 32, "chunk": 100, "before": 50,
         "batch": 4, "context": 100, "rows": 64, "columns": 64, "tokens": 8, "hidden": 512, "inter": 256, "experts": 16,
-        "top_k": 2, "ep": 1, "tp": 1, "bytes": 4096, "gpus": 4,
+        "top_k": 2, "ep": 1, "tp": 1, "bytes": 4096, "gpus": 4, "value_dim": 128, "kv_rank": 512, "rope_dim": 64,
     }  # fmt: skip
     trend = Trend(operation, 1e-6, 1e-12, 1e-12)
     for size in operation.sizes:
