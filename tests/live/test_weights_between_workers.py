@@ -20,6 +20,7 @@ from squall.live.head import Head
 from squall.live.launch import LocalLauncher
 from squall.live.models import find
 from squall.live.plan import served_plan
+from squall.live.rpc.client import ReplicaClient
 from squall.live.rpc.convert import WeightsMoved
 from squall.live.served import served_model
 from squall.live.transport.segment import HostCopies
@@ -46,11 +47,11 @@ class Fleet:
         self.moves: dict[int, list[WeightsMoved]] = {}
         keep = head.moved
 
-        def moved(client: Any, what: WeightsMoved) -> None:
-            self.moves.setdefault(client.replica, []).append(what)
-            keep(client, what)
+        def heard(client: ReplicaClient, moved: WeightsMoved) -> None:
+            self.moves.setdefault(client.replica, []).append(moved)
+            keep(client, moved)
 
-        head.moved = moved  # type: ignore[method-assign]
+        head.moved = heard  # type: ignore[method-assign]
 
     def phases(self) -> dict[int, str]:
         return {replica.replica: replica.phase for replica in self.head.stats().replicas}
