@@ -35,13 +35,13 @@ def compare(smoke: bool) -> Iterator[Row]:
     if installed_root() is None:
         print("(no aiconfigurator-core: its deployments are priced from the datasheet only)")
     else:
-        rows, points = silicon.compare(SHARED, 40 if smoke else 1)
+        rows, points = silicon.compare(SHARED, 80 if smoke else 1)
         yield from rows
         yield from theirs.compare(points)
         if not smoke:
             yield from deployments.compare(silicon.others(SHARED), 3)
     for kind in ("datasheet",) if smoke else ("roofline", "datasheet"):
-        yield from silicon.compare(SHARED, 40 if smoke else 1, kind)[0]
+        yield from silicon.compare(SHARED, 80 if smoke else 1, kind)[0]
     yield from operators.compare(SHARED, 20 if smoke else 1)
     yield from operators.beyond(SHARED)
     if not smoke:
