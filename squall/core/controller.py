@@ -149,8 +149,7 @@ class Controller:
                 self._observe(self._member(event.replica), event, now)
                 return self._pairs.tell(event)
             case Unpaired():
-                self._pairs.end(event)
-                return []
+                return self._pairs.end(event)
             case DrainWanted() if not self._draining:
                 self._draining = True
                 actions.append(Send(ROUTER, event))

@@ -61,11 +61,20 @@ class LivePairs:
         """A target hears how far its weights are."""
         return [Send(event.replica, event)] if event.replica in self._source else []
 
-    def end(self, event: Unpaired) -> None:
-        """The target says that nothing is left to share."""
+    def end(self, event: Unpaired) -> list[AnyAction]:
+        """The target says that nothing is left to share; or that it works alone now, and what it has given back is on its way."""
+        if event.lost:
+            member = self._fleet.members[event.target]
+            return [] if member.announced or member.phase is not Phase.READY or member.stopping else [self._up(member)]
         if self._source.get(event.target) == event.source:
             del self._source[event.target]
             del self._target[event.source]
+        return []
+
+    @staticmethod
+    def _up(member: Member) -> Send:
+        member.announced = True
+        return Send(ROUTER, ReplicaUp(member.replica, member.num_blocks, member.block_size, member.role))
 
     def lose(self, member: Member) -> list[AnyAction]:
         """The member is gone, or will be: whatever it shares is lost, and the other one works alone."""
@@ -76,15 +85,10 @@ class LivePairs:
         source = self._source.pop(target)
         del self._target[source]
         ended = Unpaired(target, source, lost=True)
-        actions: list[AnyAction] = [Send(source if replica == target else target, ended)]
-        if member.announced:
-            member.announced = False
-            actions.append(Send(ROUTER, ReplicaDown(replica, lost=True)))
-        actions.append(Send(ROUTER, ended))
-        survivor = self._fleet.members[target]
-        if replica == source:
-            survivor.announced = False  # until it is ready
-            if survivor.phase is Phase.READY and not survivor.stopping:
-                survivor.announced = True
-                actions.append(Send(ROUTER, ReplicaUp(target, survivor.num_blocks, survivor.block_size, survivor.role)))
-        return actions
+        down: list[AnyAction] = [Send(ROUTER, ReplicaDown(replica, lost=True))] if member.announced else []
+        member.announced = False
+        told = Send(ROUTER, ended)
+        if replica == target:
+            return [Send(source, ended), *down, told]
+        self._fleet.members[target].announced = False  # until it has given back what it cannot serve, and is ready
+        return [Send(target, ended), told, *down]

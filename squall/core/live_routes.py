@@ -61,9 +61,12 @@ class LiveRoutes:
                 return self._end(event)
 
     def _end(self, event: Unpaired) -> list[AnyAction]:
-        """The source is back in its place. A target without its source takes nothing until it is ready."""
+        """The source is back in its place. A target without its source takes nothing until it is announced anew."""
         router = self._router
         actions: list[AnyAction] = []
+        target = router._backends.get(event.target)
+        if event.lost and target is not None:  # so it is the source that is gone, as the next word will say
+            return router._close(target)
         source = router._backends.get(event.source)
         home = self._home.pop(event.source, None)
         if source is not None and home is not None:
@@ -73,9 +76,6 @@ class LiveRoutes:
             source.index = home
             if not source.open:
                 actions += router._emptied(source)
-        target = router._backends.get(event.target)
-        if event.lost and target is not None and target.open:
-            actions += router._close(target)
         return actions + router._fleet_changed()
 
     def _surrendered(self, replica: ReplicaId, requests: tuple[RequestId, ...], now: Nanos) -> list[AnyAction]:

@@ -451,7 +451,8 @@ class LiveTarget:
         if not self._warm:
             gone += self._take_back()
             gone += [work.request.id for work in self._host.take_waiting()]
-        return self._surrender(gone)
+        alone = Unpaired(self._paired.target, self._paired.source, lost=True)
+        return [*self._surrender(gone), Send(CONTROLLER, alone)]
 
     def _take_back(self) -> list[RequestId]:
         """Pending batches that no layer is running of."""
