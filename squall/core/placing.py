@@ -54,7 +54,7 @@ def changing_role(states: Collection[RoleState], to: RoleState, count: int) -> l
     """Up to `count` replicas that other roles have too many of, and that can serve this one from now on.
 
     Ready ones first, of these the least loaded: a prefill replica finishes its prompts and decodes them itself. To prefill
-    changes only who has nothing to decode. Then those on their way, whoever is furthest first; not in live scaling, which is work, too.
+    changes only who has nothing to decode. Then those on their way, whoever is furthest first; not those in live scaling.
     """
     found: list[Member] = []
     for state in states:

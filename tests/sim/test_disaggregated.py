@@ -226,14 +226,8 @@ def test_whatever_breaks_and_whoever_changes_every_request_ends_once_and_all_blo
     delay_ms: int, share: float, num_blocks: int,
 ) -> None:  # fmt: skip
     requests = steady(20, 3, prompt=100, output=60)
-    fleet = Fleet(
-        "disaggregated",
-        prefill=Replicas(1, 3, 2),
-        decode=Replicas(1, 3, 2),
-        up_interval_s=0.05,
-        down_window_s=0.1,
-        idle_ttl_s=0.2,
-    )
+    few = Replicas(1, 3, 2)
+    fleet = Fleet("disaggregated", prefill=few, decode=few, up_interval_s=0.05, down_window_s=0.1, idle_ttl_s=0.2)
     steps = tuple(sorted(wishes, key=lambda wish: wish[0]))
     config = Config(
         fleet=fleet, scale=Wishes(steps), batching=Vllm(16, 256), handoff=Handoff(delay_ms / 1000, share), faults=tuple(faults),
