@@ -1,29 +1,46 @@
 """Live scaling on the virtual clock: the discrete model's schedules come out of the machines, and a burst is served sooner."""
 
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from squall.config import Config
+from squall.config import Cluster, Config, Model, Queue
 from squall.core.actions import AnyAction
-from squall.core.events import AnyEvent, HandedOver, LayerArrived, LayersDone
+from squall.core.events import (
+    Adopted,
+    AnyEvent,
+    HandedOver,
+    LayerArrived,
+    LayersDone,
+    LivePaired,
+    Offered,
+    ReplicaLost,
+    StepsDone,
+    Unpaired,
+    Woke,
+)
 from squall.core.fleet_view import ScaleView, Wanted
 from squall.core.live_scaling import LiveLimits
 from squall.core.machine import Machine
-from squall.core.metrics import Outcome
+from squall.core.metrics import Outcome, RunRecord
 from squall.core.replica import Replica
-from squall.core.types import MILLISECOND, SECOND, MachineId, Nanos, RequestId, Role
-from squall.fleet_tables import Fleet, Replicas
+from squall.core.types import FOREVER, MILLISECOND, SECOND, MachineId, Nanos, RequestId, Role
+from squall.fleet_tables import Fault, Fleet, Replicas
+from squall.perf.catalogue import resolve_model
+from squall.perf.hardware import resolve_gpu
 from squall.perf.topology import resolve_node
 from squall.policies.batching import Vllm
-from squall.policies.load import P2p
+from squall.policies.load import Chain, P2p
+from squall.policies.scale import Ttft
 from squall.sim.fabric import Fabric
-from squall.sim.ground import Ground, Shard, bare_ground
+from squall.sim.ground import Ground, Shard, bare_ground, ground
 from squall.sim.handoff import KvShape
 from squall.sim.linear import Linear
 from squall.sim.loading import Delays
+from squall.sim.prepare import prepare
 from squall.sim.run import simulate
 from squall.sim.zigzag import evenly, zigzag
 from squall.workload.spec import OfferedRequest
@@ -127,3 +144,116 @@ def test_the_splits_of_seven_batches_are_those_of_the_published_model() -> None:
     assert list(units.splits().values()) == [(1, 6), (2, 5), (2, 5), (3, 4), (4, 3), (4, 3), (5, 2)]
     layers = [event for _, _, event, _ in units.log if isinstance(event, LayersDone)]
     assert len(layers) == 21 + 8  # one at a time at the target, the rest at once at the source, and the first request there
+
+
+# -- a real model on a real network
+
+
+def burst_config(*, live: bool, mode: str = "colocated", faults: tuple[Fault, ...] = (), retries: int = 3) -> Config:
+    """Llama 3.1 8B on H100s, one to a node, joined at 100 Gbps."""
+    some = Replicas(1, 3, 1)
+    fleet = Fleet(replicas=Replicas(1, 4, 1)) if mode == "colocated" else Fleet(mode="disaggregated", prefill=some, decode=some)
+    return Config(
+        model=Model(name="meta-llama/Llama-3.1-8B"),
+        cluster=Cluster(gpu="h100-sxm", nodes=6, gpus_per_node=1, nic_gbps=100),
+        fleet=fleet,
+        scale=Ttft(ttft_s=0.45),
+        load=Chain(live=live),
+        batching=Vllm(64, 2048, False),
+        faults=faults,
+        queue=Queue(max_retries=retries),
+    )
+
+
+def play(
+    config: Config,
+    requests: Sequence[OfferedRequest],
+    max_steps: int = FOREVER,
+    cancellations: Sequence[tuple[Nanos, RequestId]] = (),
+) -> tuple[RunRecord, list[tuple[Nanos, MachineId, AnyEvent]], dict[MachineId, Machine]]:
+    """The run, what was said in it (all but ends of runs and wake-ups), and the machines as they are at its end."""
+    model, gpu = resolve_model(config.model.name), resolve_gpu(config.cluster.gpu)
+    latency, num_blocks = prepare(config, model, gpu)
+    said: list[tuple[Nanos, MachineId, AnyEvent]] = []
+    machines: dict[MachineId, Machine] = {}
+
+    def log(now: Nanos, id: MachineId, event: AnyEvent, _: Sequence[AnyAction]) -> None:
+        if not isinstance(event, StepsDone | Woke):
+            said.append((now, id, event))
+
+    record = simulate(
+        config, requests, latency, num_blocks, ground=ground(config, model, gpu, latency, num_blocks), log=log,
+        max_steps=max_steps, cancellations=cancellations, created=lambda _, id, machine: machines.__setitem__(id, machine),
+    )  # fmt: skip
+    return record, said, machines
+
+
+def burst(count: int, seed: int = 0) -> list[OfferedRequest]:
+    """Two seconds of it; some end at their first token."""
+    rng = Random(seed)
+    times = sorted(rng.randrange(2 * SECOND) for _ in range(count))
+    return [OfferedRequest(id, at, rng.randint(1000, 3000), rng.choice([1, 16, 64])) for id, at in enumerate(times)]
+
+
+def count(said: list[tuple[Nanos, MachineId, AnyEvent]], kind: type) -> int:
+    return sum(isinstance(event, kind) for _, _, event in said)
+
+
+def check_ended_and_clean(
+    record: RunRecord, said: list[tuple[Nanos, MachineId, AnyEvent]], machines: dict[MachineId, Machine]
+) -> None:
+    assert all(row.outcome in (Outcome.COMPLETED, Outcome.CANCELLED) for row in record.requests)
+    dead = {event.replica for _, _, event in said if isinstance(event, ReplicaLost)}
+    for id, machine in machines.items():
+        if isinstance(machine, Replica) and id not in dead:
+            assert machine.num_used_blocks == 0
+
+
+@pytest.mark.parametrize("mode", ["colocated", "disaggregated"])
+def test_a_burst_has_its_first_tokens_sooner(mode: str) -> None:
+    requests = burst(80)
+    alone, _, _ = play(burst_config(live=False, mode=mode), requests)
+    together, said, machines = play(burst_config(live=True, mode=mode), requests)
+    check_ended_and_clean(together, said, machines)
+    assert count(said, HandedOver) > 5
+    means = [sum(row.first_token_at - row.arrived_at for row in record.requests) for record in (alone, together)]
+    assert means[1] < 0.9 * means[0]
+
+
+def test_both_halves_of_a_split_prefill_go_to_one_decode_replica() -> None:
+    _, said, _ = play(burst_config(live=True, mode="disaggregated"), burst(80))
+    halves = [event for _, _, event in said if isinstance(event, Offered) and len(event.parts) == 2]
+    assert halves
+    for offered in halves:
+        target, source = offered.parts
+        assert target.source != source.source
+        assert (target.first_layer, target.last_layer, source.last_layer) == (0, source.first_layer, 0)
+    adopted = {event.request for _, _, event in said if isinstance(event, Adopted)}
+    assert {offered.request.id for offered in halves} <= adopted
+
+
+@pytest.mark.parametrize("mode", ["colocated", "disaggregated"])
+def test_k_steps_are_k_single_steps_while_a_pair_works(mode: str) -> None:
+    requests = burst(50, seed=3)
+    gone = [(request.arrived_at + 300 * MILLISECOND, request.id) for request in requests[::7]]
+    many, said, machines = play(burst_config(live=True, mode=mode), requests, cancellations=gone)
+    single, said_singly, _ = play(burst_config(live=True, mode=mode), requests, 1, gone)
+    assert count(said, HandedOver) > 3
+    assert many.requests == single.requests
+    assert said == said_singly
+    check_ended_and_clean(many, said, machines)
+
+
+@pytest.mark.parametrize("mode", ["colocated", "disaggregated"])
+@pytest.mark.parametrize("who", ["target", "source"])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.95])
+def test_a_pair_may_lose_either_of_its_two_at_any_time(mode: str, who: str, share: float) -> None:
+    requests = burst(80, seed=5)
+    _, said, _ = play(burst_config(live=True, mode=mode), requests)
+    began, pair = next((now, event) for now, _, event in said if isinstance(event, LivePaired))
+    ended = next((now for now, _, event in said if isinstance(event, Unpaired)), said[-1][0])
+    at_s = round((began + share * (ended - began)) / SECOND, 4)
+    fault = Fault(at_s=at_s, kind="replica", which=pair.target if who == "target" else pair.source)
+    record, said, machines = play(burst_config(live=True, mode=mode, faults=(fault,)), requests)
+    assert any(isinstance(event, Unpaired) and event.lost for _, _, event in said)
+    check_ended_and_clean(record, said, machines)
