@@ -19,7 +19,11 @@ GROUP = "squall_compiled"
 HOT = (
     "squall/core/blocks",
     "squall/core/decodes",
+    "squall/core/disaggregated",
+    "squall/core/entries",
     "squall/core/groups",
+    "squall/core/handoff",
+    "squall/core/handoff_queue",
     "squall/core/pipeline",
     "squall/core/prefix_index",
     "squall/core/replica",

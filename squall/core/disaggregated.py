@@ -29,7 +29,7 @@ from squall.core.events import (
 )
 from squall.core.finish_rate import MIN_WAIT_S, UNKNOWN_WAIT_S
 from squall.core.fleet_view import RoutePolicy
-from squall.core.handoff_queue import HandoffQueue, HandoffRules, dropped, offer, sources_of
+from squall.core.handoff_queue import HandoffQueue, dropped, offer, sources_of
 from squall.core.lifecycle import REQUEST, RequestHappening, RequestPhase
 from squall.core.replica_index import Backend, Chosen, Ranked
 from squall.core.router import Router, reply
@@ -44,7 +44,7 @@ class DisaggregatedRouter(Router):
     on: as queued until it is promised to one of them, as waiting while its KV moves, and as running there.
 
     Args:
-        decode_policy, max_share, max_ratio: how decode replicas are chosen; see `HandoffRules`.
+        decode_policy, max_share, max_ratio: how decode replicas are chosen; see `HandoffQueue`.
     """
 
     __slots__ = ("_handoffs", "decode_policy", "max_ratio", "max_share")
@@ -64,7 +64,7 @@ class DisaggregatedRouter(Router):
         self.decode_policy = decode_policy
         self.max_share = max_share
         self.max_ratio = max_ratio
-        self._handoffs = HandoffQueue(HandoffRules(decode_policy, max_share, max_ratio))
+        self._handoffs = HandoffQueue(decode_policy, max_share, max_ratio)
 
     @property
     def num_handoffs(self) -> int:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from msgspec import Struct
-
 from squall.core.actions import AnyAction, Send
 from squall.core.demand import Demand
 from squall.core.entries import Entry
@@ -20,22 +18,13 @@ from squall.core.replica_index import Backend, index_of
 from squall.core.types import Nanos, ReplicaId, RequestId
 
 
-class HandoffRules(Struct, frozen=True):
-    """How decode replicas are chosen.
-
-    Attributes:
-        policy: among those with room.
-        max_share: so much of its KV pool may be promised: 1 promises nothing that it does not have, more counts on short outputs.
-        max_ratio: one that was promised more than so many times the mean of all, and half of its pool, gets nothing more.
-    """
-
-    policy: RoutePolicy
-    max_share: float = 1.0
-    max_ratio: float = 2.0
-
-
 class HandoffQueue:
     """See the module.
+
+    Args:
+        policy: chooses among the decode replicas with room.
+        max_share: so much of its KV pool may be promised: 1 promises nothing that it does not have, more counts on short outputs.
+        max_ratio: one that was promised more than so many times the mean of all, and half of its pool, gets nothing more.
 
     Attributes:
         index: the replicas that take hand-offs.
@@ -43,11 +32,12 @@ class HandoffQueue:
         demand: what is asked of the decode replicas: queued here, waiting while their KV moves, running.
     """
 
-    __slots__ = ("_rules", "demand", "index", "queue")
+    __slots__ = ("_max_ratio", "_max_share", "demand", "index", "queue")
 
-    def __init__(self, rules: HandoffRules) -> None:
-        self._rules = rules
-        self.index = index_of(rules.policy)
+    def __init__(self, policy: RoutePolicy, max_share: float, max_ratio: float) -> None:
+        self._max_share = max_share
+        self._max_ratio = max_ratio
+        self.index = index_of(policy)
         self.queue: OrderedDict[RequestId, Entry] = OrderedDict()
         self.demand = Demand(self._oldest_queued_at)
 
@@ -159,7 +149,7 @@ class HandoffQueue:
         return self.index.pick_among(entry.request, [other for other in self.index.replicas if self._takes(other, entry)])
 
     def _takes(self, backend: Backend, entry: Entry) -> bool:
-        if backend.num_promised and backend.num_promised + entry.num_tokens > self._rules.max_share * backend.capacity:
+        if backend.num_promised and backend.num_promised + entry.num_tokens > self._max_share * backend.capacity:
             return False
         return entry.num_tokens <= backend.capacity and not self.is_held_back(backend)
 
@@ -169,7 +159,7 @@ class HandoffQueue:
             return False
         replicas = self.index.replicas
         promised = sum(other.num_promised for other in replicas)
-        return backend.num_promised * len(replicas) > self._rules.max_ratio * promised
+        return backend.num_promised * len(replicas) > self._max_ratio * promised
 
     # -- how it ends
 

@@ -180,7 +180,7 @@ class Driver:
             machine = machines[id]
             actions = machine.handle(event, now)
             num_events += 1
-            if log is not None:
+            if log is not None and type(machine) is not Gone:
                 log(now, id, event, actions)
             for action in actions:
                 if type(action) is RunSteps:
