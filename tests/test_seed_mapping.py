@@ -17,7 +17,8 @@ VERBS = [
     "TanzBroadcast", "WaitRdmaDone", "ResetStatus", "SetStatusReady", "Info", "Health", "ServiceDiscovery",
 ]  # fmt: skip
 MESSAGES = ["PrefillDone", "Prefill", "Intermediate", "End"]
-PLANNED = {"RunLayers", "LayersDone", "SendKv", "KvSent", "KvFailed"}
+SIMULATED = {"RunLayers", "LayersDone", "SendKv", "KvSent", "KvFailed", "SendActivations", "Join", "Reserve"}
+"""The live body has no performer for these yet."""
 
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| `")]
 
@@ -28,13 +29,12 @@ def test_every_verb_and_message_has_a_row(word: str) -> None:
 
 
 def test_every_row_says_when() -> None:
-    assert {row[-1] for row in ROWS} == {"now", "planned", "now, planned"}
+    assert {row[-1] for row in ROWS} == {"now", "simulated", "now, simulated"}
 
 
-def test_what_is_built_is_said_in_words_that_exist_and_what_is_planned_is_not_claimed() -> None:
+def test_what_is_built_is_said_in_words_that_exist_and_what_is_only_simulated_is_not_claimed() -> None:
     built = {word.__name__ for union in (AnyEvent, AnyAction) for word in get_args(union)} | {"Chunk", "Request"}
-    assert not built & PLANNED, "built by now: say so on the page"
     for row in ROWS:
         words = set(re.findall(r"`([A-Z][a-z]\w+)`", row[-2]))
-        assert words <= built | PLANNED, row
-        assert "planned" in row[-1] or not words & PLANNED, row
+        assert words <= built, row
+        assert "simulated" in row[-1] or not words & SIMULATED, row
