@@ -76,8 +76,11 @@ class Fleet:
         sampling = Sampling(max_tokens=max_tokens, ignore_eos=True, **{"temperature": 0.0, **more})
         return [out.token async for out in self.head.submit(prompt, sampling)]
 
-    async def answers(self, max_tokens: int = 24) -> list[list[int]]:
-        return await asyncio.gather(*(self.answer(prompt, max_tokens, **self.manner(at)) for at, prompt in enumerate(PROMPTS)))
+    async def answers(self, max_tokens: int = 24, *, greedy: bool = False) -> list[list[int]]:
+        manners = ({} if greedy else self.manner(at) for at in range(len(PROMPTS)))
+        return await asyncio.gather(
+            *(self.answer(prompt, max_tokens, **manner) for prompt, manner in zip(PROMPTS, manners, strict=True))
+        )
 
     @staticmethod
     def manner(at: int) -> dict[str, Any]:
@@ -228,17 +231,18 @@ async def test_random_kills_at_random_moments(model: Path, tmp_path: Path, seed:
 @pytest.mark.model
 @pytest.mark.timeout(600)
 async def test_the_embedded_model_goes_along_a_chain_whose_source_dies(tmp_path: Path) -> None:
+    """Greedy: a seeded draw on the border between two of 49,152 tokens may differ with the batch, even without a transfer."""
     try:
         folder = find("smollm2")
     except ModelError as error:
         pytest.skip(str(error))
     async with serving(folder, tmp_path / "run", "load.kind=chain", "serve.link_gbps=2") as fleet:
-        alone = await fleet.answers(6)
+        alone = await fleet.answers(6, greedy=True)
         fleet.head.want(Role.BOTH, 3)
-        streaming = asyncio.create_task(fleet.answers(6))
+        streaming = asyncio.create_task(fleet.answers(6, greedy=True))
         await fleet.until(lambda: min(fleet.layers().get(1, 0), fleet.layers().get(2, 0)) >= 4)
         fleet.kill(0)
         assert await streaming == alone
         await fleet.ready(3)
-        assert await fleet.answers(6) == alone
+        assert await fleet.answers(6, greedy=True) == alone
     assert replayed(tmp_path / "run") > 100
