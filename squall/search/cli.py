@@ -65,4 +65,5 @@ def search(
         typer.echo,
     )
     if wrote is not None:
-        typer.echo(f"next: squall simulate {wrote}/best.toml\n      squall search {wrote} --price GPU=USD --limit ttft_p90_s=1")
+        best = f"squall simulate {wrote}/best.toml\n      " if (wrote / "best.toml").exists() else ""
+        typer.echo(f"next: {best}squall search {wrote} --price GPU=USD --limit ttft_p90_s=1")

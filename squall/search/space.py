@@ -12,7 +12,7 @@ Knows no meaning of any key: what a combination stands for is `config.from_tree`
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import product
 from typing import Any, get_args, get_type_hints
@@ -38,7 +38,7 @@ class Dimension(Struct, frozen=True):
     when: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
     def applies(self, choice: Choice, tree: Mapping[str, Any]) -> bool:
-        return all(choice.get(key, value_at(tree, key)) in wanted for key, wanted in self.when)
+        return all(chosen(choice, tree, key) in wanted for key, wanted in self.when)
 
 
 def dimensions(table: Mapping[str, Any]) -> list[Dimension]:
@@ -53,7 +53,7 @@ def dimensions(table: Mapping[str, Any]) -> list[Dimension]:
     ordered: list[Dimension] = []
     while found:
         later = {dimension.key for dimension in found}
-        ready = [dimension for dimension in found if not any(key in later for key, _ in dimension.when)]
+        ready = [dimension for dimension in found if not any(_is_in(key, later) for key, _ in dimension.when)]
         if not ready:
             raise ConfigError(f"search.space: the conditions of {', '.join(sorted(later))} wait for each other")
         ordered += ready
@@ -75,14 +75,16 @@ def choices(space: Sequence[Dimension], search: Search, tree: Mapping[str, Any])
             raise ConfigError(
                 f'search.space has more than {MOST:,} combinations; narrow it down, or set search.strategy = "sampler"'
             )
+    for key in {key for rule in search.exclude for key, _ in _flat(rule)}:
+        if value_at(tree, key) is None and not _is_in(key, {dimension.key for dimension in space}):
+            raise ConfigError(f"search.exclude: {key} is neither varied in search.space nor set in the configuration")
     return (choice for choice in found if not excluded(choice, search, tree))
 
 
 def excluded(choice: Choice, search: Search, tree: Mapping[str, Any]) -> bool:
     """Whether a rule of `exclude` names this combination."""
     return any(
-        bool(rule) and all(choice.get(key, value_at(tree, key)) in _listed(wanted) for key, wanted in rule.items())
-        for rule in search.exclude
+        bool(rule) and all(chosen(choice, tree, key) in _listed(wanted) for key, wanted in _flat(rule)) for rule in search.exclude
     )
 
 
@@ -98,6 +100,25 @@ def with_choice(tree: Mapping[str, Any], choice: Choice) -> dict[str, Any]:
     result = deepcopy(dict(tree))
     merge(result, patch)
     return result
+
+
+def chosen(choice: Choice, tree: Mapping[str, Any], key: str) -> Any:
+    """What a combination, or else the configuration, has at a dotted key; also where the combination has a whole table there."""
+    for above, rest in _cut(key):
+        if above in choice:
+            return value_at(choice[above], rest) if rest else choice[above]
+    return value_at(tree, key)
+
+
+def _is_in(key: str, keys: Collection[str]) -> bool:
+    """Whether the key, or a table that it is in, is one of these."""
+    return any(above in keys for above, _ in _cut(key))
+
+
+def _cut(key: str) -> Iterator[tuple[str, str]]:
+    """The key, the table that it is in, and so on, each with what is left."""
+    parts = key.split(".")
+    return ((".".join(parts[:count]), ".".join(parts[count:])) for count in range(len(parts), 0, -1))
 
 
 def value_at(tree: Mapping[str, Any], key: str) -> Any:

@@ -18,6 +18,9 @@ from squall.cli import main
 from squall.config import load
 from squall.search.command import Options, question, run
 from squall.search.output import read
+from squall.search.result import Job
+from squall.search.setting import Workshop
+from squall.search.space import choices, dimensions, with_choice
 from tests.search.conftest import SPACE, tree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -189,6 +192,16 @@ def test_ctrl_c_keeps_what_is_known(tmp_path: Path) -> None:
     assert not answers.complete
     assert len(answers.results) >= 3
     assert tomllib.loads((tmp_path / "found" / "best.toml").read_text())["model"]["name"] == "llama-3-8b"
+
+
+def test_the_other_example_varies_whole_tables() -> None:
+    base, search = question(Options(place=ROOT / "examples" / "search-elastic.toml"))
+    found = list(choices(dimensions(search.space), search, base))
+    assert len(found) == 24
+    workshop = Workshop(search)
+    for choice in found[::5]:
+        setting = workshop.setting(Job(0, choice, with_choice(base, choice)))
+        assert setting.least_gpus < setting.most_gpus <= 16
 
 
 def test_the_example_is_a_search() -> None:

@@ -65,6 +65,24 @@ def test_excluded_combinations_are_left_out() -> None:
     ]  # fmt: skip
 
 
+def test_rules_and_conditions_know_tables_within_tables() -> None:
+    """As TOML writes `exclude = [{ cluster.gpu = "a" }]`, and where a whole table is varied."""
+    nested = read_search("f", {"exclude": [{"a": {"x": [1, 2]}, "b": {"y": 1}}]})
+    assert combinations({"a.x": [1, 3], "b.y": [1]}, search=nested) == [{"a.x": 3, "b.y": 1}]
+    one, two = {"kind": "one"}, {"kind": "two", "y": 1}
+    within = read_search("f", {"exclude": [{"b.kind": "two", "a.x": 2}]})
+    space = {"b": [one, two], "a.x": [1, 2], "c.z": {"values": [5], "when": {"b.kind": "one"}}}
+    assert combinations(space, search=within) == [
+        {"b": one, "a.x": 1, "c.z": 5}, {"b": one, "a.x": 2, "c.z": 5}, {"b": two, "a.x": 1},
+    ]  # fmt: skip
+
+
+def test_a_rule_about_nothing_is_a_mistake() -> None:
+    search = read_search("f", {"exclude": [{"a.z": 1}]})
+    with pytest.raises(ConfigError, match=r"search.exclude: a.z is neither varied"):
+        combinations({"a.x": [1, 2]}, search=search)
+
+
 def test_a_choice_is_merged_into_the_configuration() -> None:
     tree = {"batching": {"kind": "vllm", "max_num_seqs": 7}, "replica": {"tp": 1, "block_size": 32}}
     assert with_choice(tree, {"replica.tp": 2}) == {**tree, "replica": {"tp": 2, "block_size": 32}}
