@@ -24,7 +24,10 @@ from squall.search.cli import search
 from squall.twin.profiling.command import profiles
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from squall.config import Config
+    from squall.perf.composed import Composed
     from squall.report.summary import Summary
 
 SERVE_EXTRA = {
@@ -116,6 +119,7 @@ def simulate(
     detail: Annotated[bool, typer.Option("--detail", help="Batches, utilisation and energy, too (run.detail).")] = False,
     steps: Annotated[bool, typer.Option("--steps", help="Also write every step (run.steps).")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Also write a timeline for Perfetto (run.trace).")] = False,
+    operators: Annotated[bool, typer.Option("--operators", help="Also write times of operators (run.operators).")] = False,
     series: Annotated[float | None, _option("Also write a row every so many seconds (run.series_s).", metavar="SECONDS")] = None,
     out: Out = None,
 ) -> None:
@@ -124,9 +128,14 @@ def simulate(
     from squall.report.run import place_for, write_run
     from squall.twin.rehearse import rehearse, rehearse_with_events, usd_per_gpu_hour
 
-    asked = {"run.detail": detail, "run.steps": steps, "run.trace": trace}
+    asked = {"run.detail": detail, "run.steps": steps, "run.trace": trace, "run.operators": operators}
     resolved = _load(config, settings, out, {key: True for key, given in asked.items() if given}, {"run.series_s": series})
     place = place_for("simulate", resolved.run.out)
+    told_apart: Sequence[Composed] = ()
+    if resolved.run.operators:
+        from squall.report.operators import explainers
+
+        told_apart = explainers(resolved)
     with simulation_progress() as shown:
         record, log = rehearse_with_events(resolved, shown) if events else (rehearse(resolved, progress=shown), None)
         if shown is not None:
@@ -136,7 +145,7 @@ def simulate(
             from squall.report.deployed import deployed
 
             on = deployed(resolved)
-        summary = write_run(place, record, resolved, usd_per_gpu_hour(resolved), log, on)
+        summary = write_run(place, record, resolved, usd_per_gpu_hour(resolved), log, on, told_apart)
     _tell(summary)
     _end(place, f"squall report {place}", f"squall compare {place} OTHER_RUN")
 

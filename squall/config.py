@@ -166,7 +166,7 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
     """One execution: its dice, its run directory (named after the command and the time when None), and what a simulation keeps.
 
     `detail` looks at the engines too, and all keys below it imply that: a file with every step, one for a timeline viewer, one
-    with a row every `series_s` seconds, one with Vidur's definitions.
+    with a row every `series_s` seconds, one with a row for every kind of operator, one with Vidur's definitions.
     """
 
     seed: NotNegative = 0
@@ -177,6 +177,7 @@ class Run(Struct, frozen=True, forbid_unknown_fields=True):
     trace: bool = False
     trace_from_s: Annotated[float, Meta(ge=0)] = 0.0  # where a trace begins that cannot hold all
     series_s: Seconds | None = None
+    operators: bool = False
     compat: Literal["vidur"] | None = None
 
 

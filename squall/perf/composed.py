@@ -41,6 +41,7 @@ class Line(Struct, frozen=True):
         seconds: all of them together.
         told: see `Estimate`.
         source: who said so.
+        size: what one call works on: tokens; of decode attention those that it attends to.
     """
 
     stage: int
@@ -51,6 +52,7 @@ class Line(Struct, frozen=True):
     provenance: Provenance
     told: float | Callable[[], float]
     source: str
+    size: int = 0
 
     @property
     def spread(self) -> float:
@@ -146,24 +148,26 @@ class Composed:
         asked += [(stage.send, tokens)] if stage.send else []
         for operator, size in asked:
             kind = "communication" if isinstance(operator, Collective) else "token"
-            yield self._line(index, operator.name, kind, operator.count, _asks(operator, size))
+            yield self._line(index, operator.name, kind, operator.count, _asks(operator, size), size)
         for count, attention in stage.attention:
             seen = f" (window {attention.window})" if attention.window else ""
             if decodes:
                 batch, context = self.terms.of_group(decodes), max(1, shape.decode_context // decodes)
-                yield self._line(index, f"decode attention{seen}", "sequence", count, _decode(batch, context, attention))
+                yield self._line(
+                    index, f"decode attention{seen}", "sequence", count, _decode(batch, context, attention), shape.decode_context
+                )
             for chunk in chunks:
                 ask = _prefill(chunk.num_tokens, chunk.offset, attention)
-                yield self._line(index, f"prefill attention{seen}", "sequence", count, ask)
+                yield self._line(index, f"prefill attention{seen}", "sequence", count, ask, chunk.num_tokens)
         busy = sum(operator.count * _best(self.sources, _asks(operator, size))[0].seconds
                    for operator, size in asked if operator not in stage.rows)  # fmt: skip
         for name, seconds in self.terms.named(stage, index == 0, busy):
             if seconds:
                 yield Line(index, name, "step", 1, seconds, Provenance.ROOFLINE, OVERHEAD, "constants")
 
-    def _line(self, stage: int, name: str, kind: str, count: int, ask: "_Ask") -> Line:
+    def _line(self, stage: int, name: str, kind: str, count: int, ask: "_Ask", size: int) -> Line:
         estimate, source = _best(self.sources, ask)
-        return Line(stage, name, kind, count, count * estimate.seconds, estimate.provenance, estimate.told, source)
+        return Line(stage, name, kind, count, count * estimate.seconds, estimate.provenance, estimate.told, source, size)
 
     def _name(self, place: str) -> str:
         layout = self.layout

@@ -5,7 +5,7 @@
     gaps.parquet      the gaps between tokens, run-length coded as in `core.metrics.Gaps`
     summary.json      the numbers of docs/metrics.md
     events.jsonl.zst  the event log, on demand (`squall serve` writes it too)
-    replicas.parquet, steps.parquet, series.parquet, trace.json, vidur_metrics.parquet
+    replicas.parquet, steps.parquet, series.parquet, operators.parquet, trace.json, vidur_metrics.parquet
                       of a simulation, where [run] asks for them
     report.html       on demand
 
@@ -20,7 +20,7 @@ import os
 import shutil
 import tomllib
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,10 +43,12 @@ from squall.report.vidur import lives_of, request_metrics
 if TYPE_CHECKING:
     import polars
 
+    from squall.perf.composed import Composed
     from squall.report.deployed import On
 
 CONFIG, REQUESTS, GAPS, SUMMARY, REPORT = "config.toml", "requests.parquet", "gaps.parquet", "summary.json", "report.html"
 EVENTS = "events.jsonl.zst"
+OPERATORS = "operators.parquet"
 REPLICAS, STEPS, SERIES, TRACE, VIDUR = (
     "replicas.parquet",
     "steps.parquet",
@@ -111,12 +113,14 @@ def write_run(
     usd_per_gpu_hour: float | None,
     events: bytes | None = None,
     on: On | None = None,
+    operators: Sequence[Composed] = (),
 ) -> Summary:
     """Write the run directory at `path`, which must not exist, and return its summary.
 
     Args:
         events: a whole event log.
         on: what it ran on, for utilisation and energy; of use where the run was observed.
+        operators: tell those of an observed run apart, where they are wanted; see `report.operators.explainers`.
 
     Raises:
         SquallError: `path` exists, or the disk is full or not writable; nothing is left behind then.
@@ -128,6 +132,10 @@ def write_run(
         seen = detail(record, record.observed, use, on)
         energy_j = float(use.joules.sum()) if on is not None and all(is_known(on)) else None
         observed = _observed_files(record, record.observed, use, config)
+        if operators:
+            from squall.report.operators import operators as table
+
+            observed[OPERATORS] = _parquet(table(record.observed, config, operators))
     summary = summarise(record, config.slo, usd_per_gpu_hour, seen, energy_j, pools_of(config, record))
     files: dict[str, Content] = {
         CONFIG: configuration.dumps(config).encode(),

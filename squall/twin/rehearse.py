@@ -62,7 +62,7 @@ def rehearse(config: Config, watchers: Sequence[Watcher] = (), progress: Simulat
 def observes(config: Config) -> bool:
     """Whether `[run]` asks for more than what the requests tell."""
     run = config.run
-    return run.detail or run.steps or run.trace or run.series_s is not None or run.compat is not None
+    return run.detail or run.steps or run.trace or run.series_s is not None or run.operators or run.compat is not None
 
 
 def rehearse_with_events(config: Config, progress: SimulationProgress | None = None) -> tuple[RunRecord, bytes]:

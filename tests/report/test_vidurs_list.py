@@ -12,9 +12,10 @@ import msgspec
 import polars as pl
 import pytest
 
-from squall.config import Config, ReplicaSpec, Run
+from squall.config import Cluster, Config, ReplicaSpec, Run
 from squall.core.types import MILLISECOND
 from squall.policies.batching import Vllm
+from squall.report.operators import explainers
 from squall.report.run import write_run
 from squall.sim.linear import Linear
 from squall.sim.observe import Observer, watched
@@ -62,10 +63,9 @@ HOMES = {
     "replica_memory_usage": ("summary.detail.kv", "replicas.kv_mean", "replicas.kv_max", "series.kv_share", "steps.kv_blocks"),
     "replica_stage_busy_time_percent": ("summary.detail.busy", "replicas.busy", "replicas.held", "series.busy_share"),
     "replica_stage_mfu": ("summary.detail.mfu", "replicas.mfu"),
-    # what an operator works on; its time is the latency model's to tell (`squall latency`), a step at a time
-    "operators: input sizes": (
-        "steps.num_decodes", "steps.decode_context", "steps.num_prefills", "steps.num_prefill_tokens", "steps.prefill_context",
-    ),
+    # operators, one by one and together
+    "operators: input sizes": ("operators.size_mean", "operators.size_max", "steps.decode_context", "steps.prefill_context"),
+    "operators: times": ("operators.seconds", "operators.calls"),
     "operators: time of all together": ("steps.duration", "summary.detail.busy_s", "summary.detail.idle_s"),
 }  # fmt: skip
 
@@ -76,16 +76,17 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     latency = Linear(fixed=16 * MILLISECOND)
     requests = [OfferedRequest(i, i * MILLISECOND, 12, 7) for i in range(4)]
     config = Config(
+        cluster=Cluster(gpu="h100-sxm"),
         batching=Vllm(8, 64, prefix_cache=False),
         replica=ReplicaSpec(block_size=4),
-        run=Run(steps=True, trace=True, series_s=0.001, compat="vidur"),
+        run=Run(steps=True, trace=True, series_s=0.001, operators=True, compat="vidur"),
     )
     observer = Observer(latency, 4)
     log, created = watched([observer])
     record = simulate(config, requests, latency, 12, log=log, created=created)
     record.observed = observer.observed
     path = tmp_path_factory.mktemp("runs") / "run"
-    summary = msgspec.to_builtins(write_run(path, record, config, 1.0))
+    summary = msgspec.to_builtins(write_run(path, record, config, 1.0, operators=explainers(config)))
     assert summary["preemptions"] > 0
     return set(_columns(path)) | set(_keys("summary", summary))
 
