@@ -9,7 +9,7 @@ says. A cached block that nobody uses is idle: it counts as available, and the o
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Final
 
 from squall.core.types import BlockHash
@@ -21,6 +21,9 @@ EVICTED_AT_ONCE: Final = 64
 class BlockPool:
     """Counts of blocks.
 
+    A prompt may have hundreds of them: whatever is done with a chain of hashes is done with all at once where none of them is
+    an exception.
+
     Args:
         num_blocks: blocks in all.
 
@@ -30,12 +33,13 @@ class BlockPool:
         idle: the cached blocks that nobody uses, in the order of eviction.
     """
 
-    __slots__ = ("_uses", "idle", "num_available", "num_blocks")
+    __slots__ = ("_held", "_more", "idle", "num_available", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_available = num_blocks
-        self._uses: dict[BlockHash, int] = {}
+        self._held: set[BlockHash] = set()  # all that are cached
+        self._more: dict[BlockHash, int] = {}  # users of a block beyond the first
         self.idle: OrderedDict[BlockHash, None] = OrderedDict()
 
     @property
@@ -46,9 +50,12 @@ class BlockPool:
     def take(self, count: int) -> None:
         """Make `count` blocks private: free ones first, then evicted ones. There must be as many available."""
         self.num_available -= count
-        while self.idle and len(self.idle) > self.num_available:
-            evicted, _ = self.idle.popitem(last=False)
-            del self._uses[evicted]
+        idle = self.idle
+        if len(idle) > self.num_available:
+            evicted = self.oldest(len(idle) - self.num_available)
+            self._held.difference_update(evicted)
+            for block in evicted:
+                del idle[block]
 
     def oldest(self, count: int) -> tuple[BlockHash, ...]:
         """The `count` idle blocks that would be evicted first, in this order."""
@@ -56,32 +63,27 @@ class BlockPool:
 
     def match(self, hashes: Sequence[BlockHash], limit: int) -> tuple[int, int]:
         """How many of the first `limit` hashes are held without a gap, and how many of those are in use already."""
-        uses = self._uses
-        held = in_use = 0
-        for block in islice(hashes, limit):
-            count = uses.get(block)
-            if count is None:
-                break
-            held += 1
-            if count:
-                in_use += 1
-        return held, in_use
+        held = len(tuple(takewhile(self._held.__contains__, islice(hashes, limit))))
+        return held, held - sum(map(self.idle.__contains__, islice(hashes, held)))
 
     def use(self, hashes: Iterable[BlockHash]) -> None:
         """One more user for each of these held blocks."""
-        uses = self._uses
+        idle = self.idle
+        more = self._more
         for block in hashes:
-            count = uses[block]
-            if not count:
-                del self.idle[block]
+            if block in idle:
+                del idle[block]
                 self.num_available -= 1
-            uses[block] = count + 1
+            else:
+                more[block] = more.get(block, 0) + 1
 
     def share(self, hashes: Iterable[BlockHash]) -> tuple[BlockHash, ...]:
         """Turn private blocks into cached ones with one user, and return them; one whose hash is held already stays private."""
-        shared = {block: 1 for block in hashes if block not in self._uses}
-        self._uses.update(shared)
-        return tuple(shared)
+        new = dict.fromkeys(hashes)
+        if not self._held.isdisjoint(new):
+            new = dict.fromkeys(block for block in new if block not in self._held)
+        self._held.update(new)
+        return tuple(new)
 
     def release(self, num_blocks: int, shared: Sequence[BlockHash]) -> None:
         """One user gives back its `num_blocks` blocks, of which those in `shared` are cached.
@@ -91,11 +93,14 @@ class BlockPool:
         self.num_available += num_blocks
         if not shared:
             return
-        self.num_available -= len(shared)
-        uses = self._uses
-        for block in reversed(shared):
-            count = uses[block] - 1
-            uses[block] = count
-            if not count:
-                self.idle[block] = None
-                self.num_available += 1
+        more = self._more
+        used = more.keys() & shared if more else ()
+        if used:
+            for block in used:
+                others = more.pop(block)
+                if others > 1:
+                    more[block] = others - 1
+            self.num_available -= len(used)
+            self.idle.update(dict.fromkeys(block for block in reversed(shared) if block not in used))
+        else:
+            self.idle.update(dict.fromkeys(reversed(shared)))

@@ -25,9 +25,7 @@ class Flight:
 
     __slots__ = ("batch", "batch_taken", "group", "num_decodes", "taken")
 
-    def __init__(
-        self, group: DecodeGroup, num_decodes: int, batch: list[tuple[Work, int]], batch_taken: int, taken: int
-    ) -> None:
+    def __init__(self, group: DecodeGroup, num_decodes: int, batch: list[tuple[Work, int]], batch_taken: int, taken: int) -> None:
         self.group = group
         self.num_decodes = num_decodes
         self.batch = batch

@@ -504,15 +504,16 @@ class Replica:
         evictable = pool.oldest(evicted)
         if steps > 1:
             # The plan rests on these cached blocks: it holds until the first of them is evicted.
-            watched = self._watched()
-            for i, block in enumerate(evictable):
+            watched = self._watched(set(evictable))
+            for i, block in enumerate(evictable if watched else ()):
                 if block in watched:
                     steps = self._within(steps, pool.num_free + i)
                     return steps, pool.oldest(max(0, self._need(steps) - pool.num_free))
         return steps, evictable
 
-    def _watched(self) -> set[BlockHash]:
-        return {block for work in self._looked_at for block in work.hashes} | {b for work, _ in self._batch for b in work.hashes}
+    def _watched(self, evictable: set[BlockHash]) -> set[BlockHash]:
+        works = [*self._looked_at, *(work for work, _ in self._batch)]
+        return set().union(*(evictable.intersection(work.hashes) for work in works))
 
     def _within(self, steps: int, blocks: int) -> int:
         """The most steps, at least 1 and at most `steps`, that take no more than `blocks`."""
