@@ -1,8 +1,8 @@
 """What some layers of a prefill cost, of a latency model that prices whole steps: for live scaling, which runs layer by layer.
 
 The head (final norm, logits, sampling) counts with the last layer: it is what a step costs more when its chunks are their last
-ones. What a model says of its `entry` (embedding, and what a step costs whatever is in it) counts with the first; layers share the
-rest evenly. Whole nanoseconds, so that any ranges that make up the model cost together exactly what its step does.
+ones. What a model says of its `entry` (embedding, and what a step costs whatever is in it) counts with the first; layers share
+the rest evenly. Whole nanoseconds, so that any ranges that make up the model cost together exactly what its step does.
 """
 
 from __future__ import annotations
