@@ -310,10 +310,9 @@ class Replica:
             self.prefilling.remove(work)
         else:
             done = work.target + work.group.leave(work)
-            if work.hashes:
-                # Only where the driver knows what is generated do the hashes go on beyond the prompt.
-                size = self.block_size
-                work.shared += self.pool.share(work.hashes[work.computed // size : done // size])
+            first = work.computed // self.block_size
+            if len(work.hashes) > first:  # they go on beyond the prompt only where the driver knows what is generated
+                work.shared += self.pool.share(work.hashes[first : done // self.block_size])
         self.pool.release(work.blocks, work.shared)
 
     # -- the start of a run

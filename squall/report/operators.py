@@ -123,6 +123,6 @@ def _shapes(columns: Columns) -> dict[Shape, int]:
     return {tuple(map(int, shape)): int(count) for shape, count in zip(shapes, steps, strict=True)}  # type: ignore[misc]
 
 
-def _rounded(values: Floats, grid: int) -> Int64s:
+def _rounded(values: Floats | Int64s, grid: int) -> Int64s:
     rounded: Int64s = np.rint(values / max(1, grid)).astype(np.int64) * max(1, grid)
     return rounded
