@@ -141,14 +141,16 @@ class DisaggregatedRouter(Router):
     def _settle_handoffs(self) -> list[AnyAction]:
         """Offer what can be offered."""
         actions: list[AnyAction] = []
-        largest = self._handoffs.largest
-        if largest:
-            for entry in [entry for entry in self._handoffs.queue.values() if entry.num_tokens > largest]:
-                message = f"its KV does not fit into the {largest} tokens of a decode replica"
-                actions += self._refuse(entry, Rejection.TOO_LARGE, message, 0.0)
-        for entry in self._handoffs.settle():
-            entry.phase = REQUEST[entry.phase]["offered"]
-            actions.append(offer(entry))
+        queue = self._handoffs.queue
+        while queue:
+            for entry in self._handoffs.settle():
+                entry.phase = REQUEST[entry.phase]["offered"]
+                actions.append(offer(entry))
+            largest = self._handoffs.largest
+            if not queue or not largest or next(iter(queue.values())).num_tokens <= largest:
+                break
+            message = f"its KV does not fit into the {largest} tokens of a decode replica"
+            actions += self._refuse(next(iter(queue.values())), Rejection.TOO_LARGE, message, 0.0)
         return actions + self._settle_draining() if self._draining else actions
 
     def _refuse(self, entry: Entry, rejection: Rejection, message: str, retry_after_s: float) -> list[AnyAction]:
