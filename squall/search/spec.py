@@ -17,6 +17,7 @@ from msgspec import Meta, Struct, field
 from squall.config import Slo
 from squall.core.types import SECOND, Nanos
 from squall.errors import ConfigError
+from squall.mistakes import explain
 
 METRICS = ("ttft", "tbt", "tpot", "e2e", "queue")
 
@@ -127,14 +128,23 @@ class Search(Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(own)
 
 
+class _Tree(Struct):
+    """What the table is read in, so that its keys are called `search.key`."""
+
+    search: Search
+
+
 def read_search(where: str, table: Any) -> Search:
     """The `[search]` table as it was read. Raises ConfigError naming the key."""
+    tree = {"search": table if table is not None else {}}
     try:
-        return msgspec.convert(table if table is not None else {}, Search)
+        return msgspec.convert(tree, _Tree).search
     except msgspec.ValidationError as error:
-        what, _, at = str(error).partition(" - at `$")
-        key = "search" + at.rstrip("`")
-        raise ConfigError(f"{where}: {key}: {what[0].lower()}{what[1:]}") from None
+        message = str(error)
+        what, _, at = message.partition(" - at `$.")
+        if what.startswith(("Invalid", "Object")):  # and not what `Search` itself finds wrong
+            raise ConfigError(f"{where}: {explain(message, tree, _Tree)}") from None
+        raise ConfigError(f"{where}: {at.rstrip('`')}: {what[0].lower()}{what[1:]}") from None
 
 
 def limit(name: str, seconds: float) -> Limit:

@@ -107,6 +107,8 @@ class Store:
         self._file: FileIO | None = None
         self._known: dict[str, Line] = {}
         if path is not None and path.exists():
+            if not path.is_file():
+                raise SquallError(f"{path} is no file that results can be kept in; give another one with --store")
             for line in _lines(path):
                 self._known[line.key] = line
         self.num_known = len(self._known)

@@ -142,7 +142,7 @@ def test_nor_does_any_fleet_for_a_given_workload(squall: Squall, tmp_path: Path)
     ("arguments", "message"),
     [
         (["nowhere.toml"], "nowhere.toml: no such configuration file"),
-        (["search.toml", "--set", "search.topp=3"], "unknown field `topp`"),
+        (["search.toml", "--set", "search.topp=3"], "[search] has no key 'topp'; did you mean 'top'?"),
         (["search.toml", "--set", "search.space={}", "--gpus", "h1000"], "none of the"),
         (["search.toml", "--set", "search.warm_up=60"], "warm_up is 60; it must be below num_requests"),
         (["search.toml", "--set", "workload.num_requests=6"], "it has 6 requests, and search.warm_up does not count the first 6"),

@@ -111,3 +111,8 @@ def test_nothing_is_worked_out_twice(tmp_path: Path) -> None:
         assert found.num_simulated == simulated
     assert results[0] == results[1]
     assert results[0][0] == evaluate(workshop, candidates(found)[0].job)
+
+
+def test_what_is_no_file_keeps_nothing(tmp_path: Path) -> None:
+    with pytest.raises(SquallError, match="is no file that results can be kept in"):
+        Store(tmp_path)
