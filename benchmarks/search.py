@@ -18,12 +18,17 @@ import logging
 import os
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from squall.core.actions import RunSteps
+from squall.core.actions import Chunk, RunSteps
+from squall.perf.catalogue import resolve_model
+from squall.perf.hardware import resolve_gpu
+from squall.perf.tables.choose import import_profile
+from squall.perf.tables.profile import save
 from squall.search.answers import summary_line
 from squall.search.capacity import place_below, rate_at
 from squall.search.command import reasons
@@ -174,26 +179,44 @@ def share(smoke: bool, count: int) -> None:
 
 
 def paper(smoke: bool, count: int) -> None:
-    """Vidur's own space for LLaMA2-70B on conversation lengths, and where its best stands."""
+    """Vidur's own space for LLaMA2-70B on conversation lengths, and where its best stands: ours and with Vidur's operator tables.
+
+    Vidur multiplies its batch size by the stages of the pipeline, and so do we here: 256 are 512.
+    """
     kinds = {"batching.kind": ["sarathi", "vllm"], "batching.max_num_seqs": [128, 256, 512]}
-    space = paper_space() | kinds | {"cluster.gpu": ["a100", "h100"], "replica.tp": [2, 4], "replica.pp": [1, 2]}
-    search = asked(space=space, top=3, num_requests=200 if smoke else 800, warm_up=20 if smoke else 80)
+    space = paper_space() | kinds | {"cluster.gpu": ["a100", "h100"], "replica.tp": [1, 2, 4], "replica.pp": [1, 2, 4]}
+    few = {"num_requests": 200, "warm_up": 20, "span_s": 20} if smoke else {}
+    search = asked(space=space, top=3, **few)
     answers, _, wall, _ = searched(search, tree(search), count)
     for place, one in enumerate(answers.finalists, 1):
         print(f"    {place}. {one.score_at(one.capacity):.3f} QPS/$, {one.capacity:.2f} req/s: {shown(one.result.choice)}")
-    theirs = [
-        result
-        for result in answers.results
-        if result.choice.get("batching.kind") == "sarathi" and result.gpu == "h100-sxm"
-        and (result.choice.get("replica.tp"), result.choice.get("replica.pp")) == (2, 2)
-        and result.choice.get("batching.max_num_seqs", 256) == 256 and result.choice.get("batching.chunk_size") == 512
-    ]  # fmt: skip
-    if not theirs:
-        print("    Vidur's best, TP 2 x PP 2, sarathi, chunk 512, batch 256: not in the space, there is no such policy here")
-    for result in theirs:
-        said = f"at most {result.score_at_most:.3f} QPS/$" if result.score_at_most is not None else result.reason
-        print(f"    Vidur's best, TP 2 x PP 2, sarathi, chunk 512, batch 256: {result.status}, {said}")
     print(f"{len(answers.results)} configurations in {wall:.1f} s; Vidur's published best: 0.2 QPS/$, at its prices")
+    folder = SHARED / "vidur_profiles" / "h100"
+    tables: dict[str, dict[str, Any]] = {"our prices": {}}
+    if folder.is_dir():
+        tables["Vidur's matrix products"] = _imported(folder)
+    workshop = Workshop(search)
+    for name, latency in tables.items():
+        for tp, pp, chunk in ((2, 2, 512), (2, 2, 1024), (1, 4, 512)):
+            batching = {"kind": "sarathi", "chunk_size": chunk, "max_num_seqs": 512}
+            choice = {"cluster.gpu": "h100", "replica.tp": tp, "replica.pp": pp, "batching": batching}
+            base = with_choice(tree(search, latency=latency), choice)
+            job = Job(0, choice, base, None, search.num_requests, search.warm_up, search.span_s)
+            result = evaluate(workshop, job)
+            step = RunSteps(0, 1, 128, 128 * 900, (Chunk(0, 0, chunk - 128, 0, False),))
+            stages = " + ".join(f"{nanos / 1e6:.0f}" for nanos in workshop.setting(job).latency.stages(step))
+            print(
+                f"    {name}: TP {tp} x PP {pp}, chunk {chunk}: {result.capacity_rps or 0:.2f} req/s, "
+                f"{result.score or 0:.3f} QPS/$, beyond: {result.binding}; a full step with 128 decodes takes {stages} ms",
+                flush=True,
+            )
+
+
+def _imported(folder: Path) -> dict[str, Any]:
+    """A `[latency]` table with the tables in `folder`, as `squall profile import` reads them."""
+    place = Path(tempfile.mkdtemp(prefix="squall-search-")) / "profile.parquet"
+    save(import_profile("vidur", folder, resolve_gpu("h100"), resolve_model("llama-2-70b"), ""), place)
+    return {"kind": "measured", "path": str(place)}
 
 
 def gap(smoke: bool, _: int) -> None:
