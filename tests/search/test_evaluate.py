@@ -156,6 +156,32 @@ def test_fleet_sizes() -> None:
     workshop = Workshop(question())
     assert fleet_size(workshop.setting(job({"fleet.replicas": 3})).config) == (3, 3)
     assert workshop.setting(job({"fleet.replicas": 3, "replica.tp": 2})).most_gpus == 6
+    elastic = workshop.setting(job({"fleet.replicas": {"min": 1, "max": 4}, "replica.tp": 2}))
+    assert (elastic.least_gpus, elastic.most_gpus) == (2, 8)
+    apart = {"mode": "disaggregated", "prefill": {"min": 2, "max": 4}, "decode": 1}
+    assert fleet_size(workshop.setting(job({"fleet": apart})).config) == (3, 5)
+
+
+def test_a_fleet_that_may_grow_begins_up_and_costs_what_it_held() -> None:
+    elastic = {"fleet": {"replicas": {"min": 1, "max": 4}}, "scale": {"kind": "concurrency", "target": 4.0}}
+    result = as_it_is(elastic, objective="usd")
+    assert result.status == "done"
+    assert 1 <= result.num_gpus <= 4
+    first = result.curves.at("ttft", 0.01)
+    assert first < 1.0  # weights of 16 GB from an object store would take seconds
+
+
+def test_prefill_and_decode_apart() -> None:
+    result = as_it_is({"fleet": {"mode": "disaggregated", "prefill": 1, "decode": 1}}, objective="usd")
+    assert result.status == "done"
+    assert result.cost_usd == pytest.approx(2 * as_it_is(objective="usd").cost_usd, rel=0.2)
+
+
+def test_uncertainty_is_that_of_the_sources_unless_it_is_given() -> None:
+    found = Workshop(question()).setting(job())
+    low, high = found.uncertainty(question())
+    assert 0.5 < low < 0.95 < 1.05 < high < 2
+    assert found.uncertainty(question(uncertainty=0.2)) == (0.8, 1.2)
 
 
 def test_the_gap_of_one_second_is_a_second() -> None:

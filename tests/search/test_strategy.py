@@ -16,7 +16,7 @@ from squall.search.setting import Workshop
 from squall.search.space import choices, dimensions
 from squall.search.spec import Search
 from squall.search.store import Store
-from squall.search.strategy import exhaustive, halving, ranked
+from squall.search.strategy import exhaustive, halving, ranked, thorough
 from tests.search.conftest import SPACE, question, tree
 
 SPACES: list[dict[str, Any]] = [
@@ -60,6 +60,45 @@ def test_exhaustive_search_finds_the_best_with_a_part_of_the_work(space: dict[st
         assert result.score_at_most is not None
         assert truth.score is not None
         assert truth.score <= result.score_at_most * 1.03
+
+
+POLICIES: dict[str, Any] = {
+    "batching": [
+        {"kind": kind, "max_num_seqs": seqs}
+        for kind in ("vllm", "sarathi", "vllm_v0", "orca", "faster_transformer", "lightllm", "blitz")
+        for seqs in (16, 64)
+    ],
+}
+
+
+def test_of_all_policies_the_best_is_found_though_a_short_sample_says_who_comes_first() -> None:
+    search = question(space=POLICIES, top=2, num_requests=120, warm_up=12)
+    base = tree()
+    base["workload"]["num_requests"] = 120
+    best, all_of_it = everything(search, base)
+    found = inquiry(search, base)
+    results = thorough(found, list(choices(dimensions(POLICIES), search, base)))
+    assert len(results) == len(found.results) == 14
+    assert [result.score for result in ranked(results)[:2]] == [result.score for result in best[:2]]
+    assert found.token_steps < 0.8 * all_of_it  # of so few configurations
+
+
+def test_those_that_are_looked_into_first_change_no_answer() -> None:
+    search = question(top=1)
+    found, other = inquiry(search), inquiry(search)
+    candidates = survey(found)
+    first = exhaustive(found, candidates, 1)
+    last = min(candidates, key=lambda candidate: candidate.ceiling)
+    assert ranked(exhaustive(other, survey(other), 1, leaders=[last]))[0].score == ranked(first)[0].score
+
+
+def test_who_is_rejected_by_a_bound_is_known_by_what_it_costs() -> None:
+    found = inquiry(question(top=1))
+    bound = [result for result in exhaustive(found, survey(found), 1) if result.probes == 0]
+    assert bound
+    for result in bound:
+        assert (result.gpu, result.usd_per_gpu_hour) in (("a100-80g", 2.29), ("h100-sxm", 2.95))
+        assert result.num_gpus == result.choice["replica.tp"]
 
 
 @pytest.mark.parametrize("space", SPACES)
