@@ -169,6 +169,17 @@ def test_auto_prefers_a_host_copy_to_a_source_that_sends_kv() -> None:
     assert plan(Auto(live=False), View(targets, kv)) == [Transfer("m", gpu(0), (10, 11), "chain")]
 
 
+def test_auto_begins_no_chain_at_a_host_copy_beside_a_source() -> None:
+    """Both would leave by the same NICs, and neither would be as fast as a chain through all targets."""
+    targets, sources = [Slot(10, node=2), Slot(11, node=3)], [Slot(0, node=0)]
+    assert plan(Auto(live=False), View(targets, sources, host_copies={0: 0})) == [Transfer("m", gpu(0), (10, 11), "chain")]
+    sources.append(Slot(1, node=1, sends_kv=True))
+    assert plan(Auto(live=False), View(targets, sources, host_copies={0: 0, 1: 0})) == [
+        Transfer("m", gpu(0), (10,), "p2p"),
+        Transfer("m", Place("host", 1), (11,), "host"),
+    ]
+
+
 def test_auto_groups_by_domain_fastest_first_and_stays_under_the_leaf() -> None:
     view = View(
         targets=[

@@ -34,7 +34,8 @@ class Auto(Struct, frozen=True, tag_field="kind", tag="auto", forbid_unknown_fie
     3. group after group is attached to a chain that is under its leaf already, of those to the shortest.
 
     Several sources in one domain begin one chain of several stripes, where there are domains of several targets to receive
-    them. Without a source weights come from host memory, then from disk, whichever is faster.
+    them. A host copy beside a source begins no chain: both would leave by the same NICs. Without a source weights come from host
+    memory, then from disk, whichever is faster.
 
     Attributes:
         stripe: see above; otherwise every source begins a chain of its own.
@@ -84,9 +85,10 @@ class Auto(Struct, frozen=True, tag_field="kind", tag="auto", forbid_unknown_fie
         wide = self.stripe and any(len(group) > 1 for group in groups)
         for source in sorted(sources, key=busyness):
             together.setdefault(source.domain if wide else source.replica, []).append(source)
+        taken = {source.node for source in sources}  # the same NICs: a copy there adds nothing, and slows its neighbours down
         return [
             Seed([Place("gpu", source.replica) for source in begin], begin, {begin[0].leaf}) for begin in together.values()
-        ] + hosts  # fmt: skip
+        ] + [host for host in hosts if host.places[0].id not in taken]  # fmt: skip
 
     def _chain(self, view: LoadView, seed: Seed) -> Transfer:
         """Through its groups, fastest first as they were attached; several stripes as far as its first group can take them."""
