@@ -97,12 +97,12 @@ class Handoff(Struct, frozen=True, forbid_unknown_fields=True):
     """How a disaggregated fleet hands requests from prefill to decode replicas.
 
     Attributes:
-        delay_s: every hand-off takes so long, whatever the size and whoever else sends (the seed's mock_transfer_millis); None: as
-            long as KV needs on the cluster's links.
+        delay_s: every hand-off takes so long, whatever the size and whoever else sends (the seed's mock_transfer_millis);
+            None: as long as KV needs on the cluster's links.
         max_share: a decode replica is promised so much of its KV pool at most, prompts and longest outputs counted. 1 promises
             nothing that it does not have, and nobody is preempted; more counts on outputs that are shorter than they may be.
-        max_ratio: one that was promised more than so many times the mean of all decode replicas, and half of its pool, gets nothing
-            more until it falls below.
+        max_ratio: one that was promised more than so many times the mean of all decode replicas, and half of its pool, gets
+            nothing more until it falls below.
     """
 
     delay_s: Delay | None = None
@@ -240,8 +240,11 @@ def fleet_mistake(fleet: Fleet, cluster: _Cluster, replica: _Replica) -> str | N
     if cluster.gpu.lower() == "cpu":
         return None
     slots, gpus = num_slots(cluster, replica), replica.tp * replica.pp
-    if fleet.num_maximum > slots:
+    every = fleet.bounds.values()
+    least = sum(bounds.minimum for bounds in every)  # roles share the GPUs: one may take all that the others can spare
+    most = max(fleet.num_initial, *(least - bounds.minimum + bounds.maximum for bounds in every))
+    if most > slots:
         have = f"{cluster.nodes} x {cluster.gpus_per_node} GPUs have place for {slots}"
         of = f"replicas of {gpus} GPU{'s' if gpus > 1 else ''}"
-        return f"[fleet] may grow to {fleet.num_maximum} {of}, and {have}; raise cluster.nodes, or lower the most replicas"
+        return f"[fleet] may grow to {most} {of}, and {have}; raise cluster.nodes, or lower the most replicas"
     return None

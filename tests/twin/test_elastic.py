@@ -79,6 +79,16 @@ def test_a_fleet_that_cannot_be_meant_is_one_line_with_the_key_and_the_fix(setti
     assert "\n" not in str(caught.value)
 
 
+def test_roles_share_the_gpus() -> None:
+    """Each may take all that the other's fewest leave."""
+    apart = ["cluster.gpu=h100-sxm", "fleet.mode=disaggregated", "fleet.prefill={min=1, max=7}"]
+    assert load(None, [*apart, "fleet.decode={min=1, max=7}"]).fleet.num_maximum == 14
+    with pytest.raises(ConfigError, match="may grow to 9 replicas of 1 GPU, and 1 x 8 GPUs have place for 8"):
+        load(None, [*apart, "fleet.decode={min=1, max=8}"])
+    with pytest.raises(ConfigError, match="have place for 8"):
+        load(None, [*apart, "fleet.decode={min=2, max=2}"])
+
+
 def test_a_disaggregated_fleet_is_read_and_refused_by_the_simulator() -> None:
     config = load(None, [*ELASTIC[:2], "fleet.mode=disaggregated", "fleet.prefill={min=1, max=3}", *ELASTIC[5:]])
     with pytest.raises(ConfigError, match="cannot be simulated yet"):
