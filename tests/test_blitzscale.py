@@ -4,7 +4,6 @@ import importlib
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 

@@ -67,7 +67,7 @@ class Stressed(Struct):
 
 
 def stressed(pair: Pair, num_events: int) -> Stressed:
-    """Runs of a minute, with rates that jump fivefold and replicas and nodes that die, until so many scale events were seen."""
+    """Runs of a minute, with rates that jump every second and replicas and nodes that die, until so many scale events were seen."""
     found = Stressed()
     seed = 0
     while found.events < num_events:
@@ -98,8 +98,8 @@ def _breaking(pair: Pair, seed: int) -> Config:
 
 
 def _jumping(seed: int) -> list[OfferedRequest]:
-    arrivals = MarkovArrivals((2.0, 40.0), (2.0, 2.0))
-    workload = SyntheticWorkload(arrivals, UniformLength(100, 3000), UniformLength(1, 100), None, 60.0)
+    arrivals = MarkovArrivals((0.5, 12.0), (1.0, 1.0))
+    workload = SyntheticWorkload(arrivals, UniformLength(2000, 8000), UniformLength(1, 40), None, 60.0)
     return build(workload, seed, Path())
 
 
