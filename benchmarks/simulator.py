@@ -51,9 +51,10 @@ from tempfile import TemporaryDirectory
 from msgspec import Struct
 from msgspec.structs import replace
 
-from squall.config import Cluster, Config, Fleet, Model, ReplicaSpec, dumps
+from squall.config import Cluster, Config, Model, ReplicaSpec, dumps
 from squall.core.events import StepsDone
 from squall.core.metrics import Outcome, RunRecord
+from squall.fleet_tables import Fleet
 from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import resolve_gpu
 from squall.policies.batching import Batching, Sarathi, Vllm, VllmV0

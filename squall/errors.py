@@ -75,7 +75,7 @@ class TransferFailed(SquallError):
 
 
 class PeerLost(TransferFailed):
-    """A peer's connection broke, or nothing was heard of it for too long. What has arrived stays; another peer may have the rest."""
+    """A peer's connection broke, or it was silent for too long. What has arrived stays; another peer may have the rest."""
 
 
 class PeerRefused(TransferFailed):

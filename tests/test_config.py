@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from squall import config
 from squall.config import Config, dumps, load
 from squall.errors import ConfigError
+from squall.fleet_tables import Fleet
 from squall.policies.route import LeastLoaded, RoundRobin
 from squall.workload.spec import PoissonArrivals, SyntheticWorkload, TraceWorkload
 
@@ -63,7 +64,7 @@ def test_the_resolved_configuration_loads_to_the_same(tmp_path: Path) -> None:
 @given(replicas=st.integers(1, 10**6), share=st.floats(0.01, 1.0), name=st.text(min_size=1, max_size=20))
 def test_any_values_survive_the_round_trip(replicas: int, share: float, name: str) -> None:
     tree = Config(
-        fleet=config.Fleet(replicas=replicas),
+        fleet=Fleet(replicas=replicas),
         replica=config.ReplicaSpec(gpu_memory_utilization=share),
         model=config.Model(served_as=(name,)),
     )

@@ -60,7 +60,8 @@ def curves_without(generation: str) -> Efficiency:
     """The middle of the curves of other generations, whose decodes start as their kernels do."""
     kept = [efficiency_of(resolve_gpu(name)) for name, other in FITTED.items() if other != generation]
     whole = [replace(each, attention=replace(each.attention, decode_s=2 * each.attention.decode_s)) for each in kept]
-    return replace(_middle(whole), measured=False)
+    middle: Efficiency = _middle(whole)
+    return replace(middle, measured=False)
 
 
 def _middle(several: list[Any]) -> Any:

@@ -14,10 +14,10 @@ from msgspec import Struct, field
 
 from squall.core.actions import AnyAction
 from squall.core.controller import Controller
+from squall.core.disaggregated import DisaggregatedRouter
 from squall.core.events import AnyEvent
 from squall.core.fleet_plan import FleetPlan
 from squall.core.machine import Machine
-from squall.core.disaggregated import DisaggregatedRouter
 from squall.core.pipeline import PipelinedReplica
 from squall.core.replica import Replica
 from squall.core.router import Router

@@ -55,6 +55,10 @@ BATCH = 16
 PAIR = LivePaired(TARGET, SOURCE, LAYERS)
 
 
+def is_paired(machine: Replica) -> bool:
+    return machine.live is not None
+
+
 def request(id: RequestId, prompt: int = 16, output: int = 50, generated: int = 0) -> Request:
     return Request(id, NOW + id, prompt, output, num_output_tokens=generated)
 
@@ -198,12 +202,12 @@ def test_what_has_not_begun_when_the_target_is_ready_is_its_own() -> None:
     assert at(machine, Submitted(request(2))) == []
     done = at(machine, LayersDone(1, 4, (0,)))
     assert done[-1] == RunSteps(1, 1, 0, 0, (Chunk(2, 0, 16, 0, last=True),))
-    assert machine.live is not None  # the KV of request 1 is still here
+    assert is_paired(machine)  # the KV of request 1 is still here
     assert at(machine, pull()) == [Send(SOURCE, NothingLeft())]
     at(machine, ActivationsSent(2))
     assert at(machine, KvSent(1, SOURCE)) == [Abandon((1,)), Send(SOURCE, KvArrived(1, 0, 1)), Cut(1)]
     assert at(machine, StepsDone(1, 1))[-1] == Send(CONTROLLER, Unpaired(TARGET, SOURCE))
-    assert machine.live is None
+    assert not is_paired(machine)
     assert machine.num_used_blocks == 4
 
 

@@ -36,8 +36,10 @@ def decode(machine: Replica, *requests: Request) -> None:
     done(machine, 1)
 
 
-def progressed(**what: tuple[RequestId, ...]) -> Send:
-    return Send(ROUTER, Progressed(3, **what))
+def progressed(
+    *, first: tuple[RequestId, ...] = (), finished: tuple[RequestId, ...] = (), preempted: tuple[RequestId, ...] = ()
+) -> Send:
+    return Send(ROUTER, Progressed(3, first, finished, preempted))
 
 
 def test_an_idle_replica_waits_for_the_end_of_the_instant_and_then_plans_for_all() -> None:

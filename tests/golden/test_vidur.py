@@ -30,11 +30,12 @@ from pathlib import Path
 import pytest
 from msgspec import Struct
 
-from squall.config import Config, Fleet, ReplicaSpec
+from squall.config import Config, ReplicaSpec
 from squall.core.actions import AnyAction, Forget, Preempt, RunSteps
 from squall.core.events import AnyEvent, StepsDone
 from squall.core.fleet_view import RouteView
 from squall.core.types import MachineId, Nanos, ReplicaId, Request, RequestId
+from squall.fleet_tables import Fleet
 from squall.perf.latency import UNITS_PER_NANO, BatchShape, Progression
 from squall.policies.batching import Batching, FasterTransformer, LightLlm, Orca, Sarathi, VllmV0
 from squall.sim.run import simulate

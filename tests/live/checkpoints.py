@@ -11,6 +11,7 @@ from tokenizers.models import WordLevel
 from squall.live.engine.architecture import read_decoder_config
 from squall.live.engine.weights import pieces
 
+VOCABULARY = 300
 SIZES = {
     "model_type": "llama",
     "hidden_size": 128,
@@ -18,7 +19,7 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "intermediate_size": 512,
-    "vocab_size": 300,
+    "vocab_size": VOCABULARY,
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5,
     "rope_theta": 1e4,
@@ -31,7 +32,7 @@ def write_checkpoint(folder: Path) -> Path:
     """config.json, tokenizer.json and model.safetensors, the same at every call."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(SIZES))
-    words = {f"w{number}": number for number in range(SIZES["vocab_size"])}  # type: ignore[arg-type]
+    words = {f"w{number}": number for number in range(VOCABULARY)}
     Tokenizer(WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
     generator = torch.Generator().manual_seed(5)
     tensors = {}

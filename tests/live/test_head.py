@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from squall.config import Config, Fleet, Queue, ReplicaSpec
+from squall.config import Config, Queue, ReplicaSpec
 from squall.core.types import MILLISECOND, ReplicaId
 from squall.errors import ConfigError, ModelError, Rejected, ReplicaFailed
 from squall.eventlog import open_log, read
+from squall.fleet_tables import Fleet
 from squall.live import head as head_module
 from squall.live.engine.hashing import block_hashes
 from squall.live.engine.interface import Sampling, TokenOut

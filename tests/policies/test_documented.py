@@ -9,11 +9,12 @@ from typing import Any, get_args
 import pytest
 from msgspec import structs
 
-from squall.config import Config, Fleet, ReplicaSpec, dumps, load
+from squall.config import Config, ReplicaSpec, dumps, load
 from squall.core.actions import AnyAction, RunSteps
 from squall.core.events import AnyEvent
 from squall.core.metrics import Outcome
 from squall.core.types import FOREVER, MILLISECOND, MachineId, Nanos
+from squall.fleet_tables import Fleet
 from squall.policies.batching import Batching
 from squall.policies.route import Random, Route
 from squall.sim.linear import Linear

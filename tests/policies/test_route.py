@@ -36,6 +36,7 @@ class Seen(Struct):
     num_running: int = 0
     num_preempted: int = 0
     num_tokens: int = 0
+    num_promised: int = 0
     num_blocks: int = 100
     block_size: int = 16
 

@@ -331,6 +331,7 @@ def test_a_run_that_nobody_observed_has_no_detail(tmp_path: Path) -> None:
 
 def test_what_it_ran_on_is_what_the_configuration_says() -> None:
     on = deployed(Config(model=replace(Config().model, name="llama-3-8b"), cluster=replace(Config().cluster, gpu="h100-sxm")))
+    assert isinstance(on, Deployed)
     assert (on.gpu.name, on.weight_dtype, on.kv_dtype, on.num_gpus) == ("h100-sxm", "bf16", "bf16", 1)
     assert on.peak_flops == 989e12
     assert replace(on, weight_dtype="fp8").peak_flops == 1979e12

@@ -72,10 +72,7 @@ class Dipping:
 
 def test_the_least_price_is_that_of_the_cheapest_size() -> None:
     least = bounds.Prices(Dipping()).least(bounds.Room(400, 100, 10_000))
-    assert least.token == (200 * 1000 / 400,)
-    assert least.decode == (1000,)
-    assert least.step == (1000,)
-    assert least.context == (1,)
+    assert least == bounds.Least(token=(200 * 1000 / 400,), decode=(1000.0,), step=(1000.0,), context=(1.0,))
 
 
 def test_replicas_multiply_it() -> None:

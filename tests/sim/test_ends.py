@@ -123,8 +123,8 @@ def test_a_run_of_many_steps_ends_as_single_ones_do(rows: list[tuple[int, int, i
     assert (many.num_steps, many.ended_at, many.num_absent) == (single.num_steps, single.ended_at, single.num_absent)
     assert len(many.requests) + many.num_absent == len(requests)
     for name in ("started_at", "duration", "num_decodes", "decode_context", "kv_blocks"):
-        columns = [np.concatenate([s[name] for s in Stretches(o).steps()] or [np.zeros(0)]) for o in (seen, oracle)]
-        assert np.array_equal(*columns)
+        columns = [np.concatenate([s[name] for s in Stretches(o).steps()] or [np.zeros(0, np.int64)]) for o in (seen, oracle)]
+        assert np.array_equal(columns[0], columns[1])
 
 
 def test_the_configuration_says_when() -> None:

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from squall.config import Config, Fleet, ReplicaSpec
+from squall.config import Config, ReplicaSpec
 from squall.core.actions import AnyAction, Chunk, Forget, Preempt, RunSteps
 from squall.core.events import AnyEvent, StepsDone
 from squall.core.types import FOREVER, MILLISECOND, BlockHash, MachineId, Nanos, RequestId
+from squall.fleet_tables import Fleet
 from squall.policies.batching import Batching, BlitzBatching, LightLlm, Orca, Sarathi, Vllm, VllmV0
 from squall.sim.linear import Linear
 from squall.sim.run import simulate
@@ -127,14 +128,11 @@ def crowds(draw: st.DrawFn) -> tuple[int, Batching, list[OfferedRequest]]:
     least = max(-(-(r.num_prompt_tokens + r.num_output_tokens) // SIZE) for r in requests)
     seqs = draw(st.integers(1, 6))
     tokens, cache = draw(st.integers(seqs, 30)), draw(st.booleans())
-    policy: Batching = draw(
-        st.sampled_from(
-            [
-                Vllm(seqs, tokens, cache), VllmV0(seqs, tokens, 0.1, cache), Sarathi(seqs, tokens, 0.1, cache), Orca(seqs, 30),
-                LightLlm(seqs, tokens, 2), BlitzBatching(tokens, 40, seqs),
-            ]
-        )
-    )  # fmt: skip
+    kinds: list[Batching] = [
+        Vllm(seqs, tokens, cache), VllmV0(seqs, tokens, 0.1, cache), Sarathi(seqs, tokens, 0.1, cache), Orca(seqs, 30),
+        LightLlm(seqs, tokens, 2), BlitzBatching(tokens, 40, seqs),
+    ]  # fmt: skip
+    policy = draw(st.sampled_from(kinds))
     return least + draw(st.integers(0, 8)), policy, requests
 
 

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
-from squall.config import Config, Fleet, Handoff, ReplicaSpec
+from squall.config import Config, ReplicaSpec
 from squall.core.actions import AnyAction, Forget, Preempt, RunSteps
 from squall.core.events import AnyEvent, StepsDone, Woke
 from squall.core.metrics import Gaps, Outcome, RequestRow, RunRecord
 from squall.core.types import FOREVER, MILLISECOND, MachineId, Nanos, ReplicaId, RequestId
+from squall.fleet_tables import Fleet, Handoff
 from squall.perf.latency import LatencyModel
 from squall.policies.batching import Batching, BlitzBatching, FasterTransformer, LightLlm, Orca, Sarathi, Vllm, VllmV0
 from squall.policies.route import LeastLoaded, Pull, RoundRobin, Route
@@ -170,19 +171,16 @@ def policies(draw: st.DrawFn) -> Batching:
     seqs, tokens = draw(st.integers(1, 12)), draw(st.integers(1, 80))
     watermark, cache = draw(st.sampled_from([0.0, 0.1])), draw(st.booleans())
     quirks = draw(st.sampled_from(["none", "vidur"]))
-    return draw(
-        st.sampled_from(
-            [
-                Vllm(seqs, max(seqs, tokens), prefix_cache=cache),
-                VllmV0(seqs, tokens, watermark, cache, quirks),  # type: ignore[arg-type]
-                Sarathi(seqs, tokens, watermark, cache, quirks),  # type: ignore[arg-type]
-                Orca(seqs, draw(st.sampled_from([0, 40, 500]))),
-                FasterTransformer(seqs),
-                LightLlm(seqs, tokens, draw(st.integers(1, 10))),
-                BlitzBatching(tokens, 2 * tokens, seqs),
-            ]
-        )
-    )
+    kinds: list[Batching] = [
+        Vllm(seqs, max(seqs, tokens), prefix_cache=cache),
+        VllmV0(seqs, tokens, watermark, cache, quirks),  # type: ignore[arg-type]
+        Sarathi(seqs, tokens, watermark, cache, quirks),  # type: ignore[arg-type]
+        Orca(seqs, draw(st.sampled_from([0, 40, 500]))),
+        FasterTransformer(seqs),
+        LightLlm(seqs, tokens, draw(st.integers(1, 10))),
+        BlitzBatching(tokens, 2 * tokens, seqs),
+    ]
+    return draw(st.sampled_from(kinds))
 
 
 @st.composite

@@ -129,14 +129,11 @@ def crowds(draw: st.DrawFn) -> tuple[Batching, Linear, int, list[OfferedRequest]
         at += draw(st.sampled_from([0, 1, 7]))
         requests.append(offered(id, at, draw(st.integers(1, 40)), draw(st.integers(1, 20))))
     seqs, tokens = draw(st.integers(2, 9)), draw(st.integers(9, 60))
-    batching = draw(
-        st.sampled_from(
-            [
-                Vllm(seqs, tokens), VllmV0(seqs, tokens), Sarathi(seqs, tokens), Orca(seqs), FasterTransformer(seqs),
-                LightLlm(seqs, tokens, 3), BlitzBatching(tokens, 2 * tokens, seqs),
-            ]
-        )
-    )  # fmt: skip
+    kinds: list[Batching] = [
+        Vllm(seqs, tokens), VllmV0(seqs, tokens), Sarathi(seqs, tokens), Orca(seqs), FasterTransformer(seqs),
+        LightLlm(seqs, tokens, 3), BlitzBatching(tokens, 2 * tokens, seqs),
+    ]  # fmt: skip
+    batching = draw(st.sampled_from(kinds))
     least = max(-(-(r.num_prompt_tokens + r.num_output_tokens) // 4) for r in requests)
     shares = draw(st.sampled_from([(1, 1), (2, 3), (1, 4, 1), (1, 1, 1, 2)]))
     gone = draw(st.lists(st.tuples(st.integers(0, 100), st.sampled_from(requests)), max_size=3))

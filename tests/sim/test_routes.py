@@ -7,9 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from squall.config import Config, Fleet, ReplicaSpec
+from squall.config import Config, ReplicaSpec
 from squall.core.metrics import Outcome, RunRecord
 from squall.core.types import FOREVER, MILLISECOND
+from squall.fleet_tables import Fleet
 from squall.policies.batching import Vllm
 from squall.policies.route import (
     LeastKv,

@@ -4,15 +4,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from squall.config import Config, Fleet, Queue, ReplicaSpec
+from squall.config import Config, Queue, ReplicaSpec
 from squall.core.actions import AnyAction, RunSteps
 from squall.core.events import AnyEvent, Arrived, Progressed, ReplicaUp, StepsDone, Submitted, Woke
 from squall.core.metrics import UNSET, Outcome, RunRecord
 from squall.core.types import CONTROLLER, MILLISECOND, ROUTER, MachineId, Nanos, RequestId
+from squall.fleet_tables import Fleet
 from squall.policies.batching import Vllm
 from squall.policies.route import Pull, RoundRobin, Route
-from squall.sim.loading import Delays
 from squall.sim.linear import Linear
+from squall.sim.loading import Delays
 from squall.sim.run import simulate
 from squall.workload.spec import OfferedRequest
 

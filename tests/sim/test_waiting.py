@@ -3,9 +3,10 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from squall.config import Config, Fleet, Queue, load
+from squall.config import Config, Queue, load
 from squall.core.metrics import Outcome
 from squall.core.types import MILLISECOND, SECOND
+from squall.fleet_tables import Fleet
 from squall.policies.route import LeastLoaded, Pull
 from squall.sim.linear import Linear
 from squall.sim.run import simulate

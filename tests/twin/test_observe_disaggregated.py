@@ -4,10 +4,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from squall.config import Cluster, Config, Handoff
+from squall.config import Cluster, Config
 from squall.core.types import MILLISECOND, SECOND
 from squall.eventlog import open_log, read
-from squall.fleet_tables import Fault, Fleet, Replicas
+from squall.fleet_tables import Fault, Fleet, Handoff, Replicas
 from squall.policies.batching import Vllm
 from squall.policies.scale import Concurrency
 from squall.sim.linear import Linear

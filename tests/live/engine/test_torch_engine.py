@@ -173,6 +173,11 @@ def test_decodes_pause_change_groups_and_go_on_where_they_were(fresh: TorchEngin
     for each in jobs:
         fresh.add(each)
     said_by: dict[int, list[TokenOut]] = {1: [], 2: [], 3: []}
+
+    def hear(tokens: Sequence[TokenOut]) -> None:
+        for out in tokens:
+            said_by[out.request].append(out)
+
     for action in (
         RunSteps(1, 1, 0, 0, tuple(Chunk(request, 0, 8, 0, True, 5) for request in (1, 2))),
         RunSteps(2, 3, 2, 18),
@@ -181,7 +186,7 @@ def test_decodes_pause_change_groups_and_go_on_where_they_were(fresh: TorchEngin
         RunSteps(5, 2, 2, 24),
         RunSteps(6, 4, 3, 28 + 11, group=1, regrouped=(Regrouped(1, (1, 2)),)),
     ):
-        fresh.run(action, lambda tokens: [said_by[out.request].append(out) for out in tokens])
+        fresh.run(action, hear)
     assert [len(said_by[request]) for request in (1, 2, 3)] == [10, 10, 7]
     for each in jobs:
         assert said(said_by[each.request]) == said(alone(fresh, drive, each))[: len(said_by[each.request])]
