@@ -23,6 +23,7 @@ from squall.perf.latency import LatencyModel
 from squall.perf.progressions import total
 from squall.perf.spec import ModelSpec
 from squall.perf.topology import NODES, Node, nic_bandwidth_per_gpu, resolve_node
+from squall.policies.load import Auto, Chain, Host, Mock, P2p, Striped
 
 _GBIT = 1e9 / 8
 
@@ -132,8 +133,8 @@ def capacity(config: Config, model: ModelSpec, latency: LatencyModel, num_blocks
     """What one replica can do: what [capacity] gives, the rest worked out.
 
     Prompts: the tokens of a full step of one prompt, over its time. Answers: a full batch of sequences whose contexts are half of
-    what the KV pool holds, over the time of a step. Hand-offs: KV over the replica's NICs. Loads: weights at the rate of the
-    slowest source that a new node may have to use, and the phases before and after.
+    what the KV pool holds, over the time of a step. Hand-offs: KV over the replica's NICs. Loads: weights as `_load_s` says, and
+    the phases before and after.
     """
     given = config.capacity
     batch, size = config.batching, config.replica.block_size
@@ -141,18 +142,34 @@ def capacity(config: Config, model: ModelSpec, latency: LatencyModel, num_blocks
     context = max(seqs, num_blocks * size // 2)
     kv_bytes = model.kv_bytes_per_token(model.dtypes(config.replica.dtype)[0], config.replica.tp, pp=config.replica.pp)
     gpus = config.replica.tp * config.replica.pp
-    source = weights.ssd_bytes_per_s if weights.on_ssd else weights.store_bytes_per_s
     startup = config.startup
     derived = {
         "prefill_tokens_per_s": tokens * SECOND / _step(latency, Batch(0, 0, (Chunk(0, 0, tokens, 0, True),))),
         "decode_tokens_per_s": seqs * SECOND / _step(latency, Batch(seqs, context)),
         "transfer_tokens_per_s": nic_bytes_per_s(config, node) * gpus / max(1, kv_bytes * gpus),
-        "load_s": startup.before_weights_s + weights.num_bytes / max(1.0, source) + startup.after_weights_s,
+        "load_s": startup.before_weights_s + _load_s(config, weights, node) + startup.after_weights_s,
     }
     values = {name: getattr(given, name) for name in derived}
     missing = tuple(name for name, value in values.items() if value is None)
     known = {name: derived[name] if value is None else value for name, value in values.items()}
     return Capacity(num_blocks=num_blocks, block_size=size, derived=(*missing, "num_blocks"), **known)
+
+
+def _load_s(config: Config, weights: Weights, node: Node) -> float:
+    """Seconds that weights need by the slowest way that [load] may have to take, when nothing else moves.
+
+    Peers send over NICs, unless the fleet may be empty and nobody there to send.
+    """
+    load = config.load
+    if isinstance(load, Mock):
+        return load.load_s
+    stored = weights.ssd_bytes_per_s if weights.on_ssd else weights.store_bytes_per_s
+    rate = stored
+    if isinstance(load, Host) and load.cache == "all_hit":
+        rate = weights.host_bytes_per_s
+    elif isinstance(load, P2p | Chain | Striped | Auto) and all(bounds.minimum for bounds in config.fleet.bounds.values()):
+        rate = nic_bytes_per_s(config, node) * config.replica.tp * config.replica.pp
+    return weights.num_bytes / max(1.0, rate)
 
 
 def _step(latency: LatencyModel, batch: Batch) -> Nanos:
