@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from squall.core.actions import AnyAction, Chunk, Forget, Hold, Join, Preempt, RunSteps, Send
+from squall.core.actions import AnyAction, Chunk, Forget, Hold, Join, Preempt, RunLayers, RunSteps, Send
 from squall.core.controller import Controller
-from squall.core.events import AnyEvent, ReplicaLost, StepsDone
+from squall.core.events import AnyEvent, LayersDone, ReplicaLost, StepsDone
 from squall.core.machine import Machine
 from squall.core.metrics import Observed
 from squall.core.replica import Replica
@@ -106,6 +106,7 @@ class Observer:
         self._replicas: dict[ReplicaId, Replica] = {}
         self._phases: dict[ReplicaId, tuple[str, str]] = {}
         self._running: dict[tuple[ReplicaId, RunId], Running] = {}
+        self._layers: dict[ReplicaId, tuple[Nanos, RunLayers]] = {}  # that run now, and since when
         self._stages_free_at: dict[ReplicaId, list[Nanos]] = {}
         self._groups: dict[tuple[ReplicaId, int], Decoded] = {}
         self._joined: dict[RequestId, tuple[ReplicaId, Decoded, Nanos, int]] = {}  # who decodes: where, and since when there
@@ -129,9 +130,14 @@ class Observer:
             return
         if type(event) is StepsDone:
             self._end(machine, event, now)
+        elif type(event) is LayersDone:
+            self._end_layers(machine, now)
         for action in actions:
             if type(action) is RunSteps:
                 self._begin(machine, action, now)
+            elif type(action) is RunLayers:
+                self._resume(action.chunks, now)
+                self._layers[machine] = now, action
             elif type(action) is Preempt:
                 for request in action.requests:
                     self._preempt(request, now)
@@ -141,16 +147,22 @@ class Observer:
             elif type(action) is Join:
                 group = self._group(machine, action.group)
                 for request in action.requests:
+                    self._generated.setdefault(request, 1)  # of layers: who joins has a token
                     self._joined[request] = machine, group, group.time, group.steps
             elif type(action) is Forget:
                 for request in action.requests:
                     self._leave(request)
 
-    def _begin(self, replica: ReplicaId, run: RunSteps, now: Nanos) -> None:
-        for chunk in run.chunks:
-            if self._preempted_at and (since := self._preempted_at.pop(chunk.request, None)) is not None:
+    def _resume(self, chunks: Sequence[Chunk], now: Nanos) -> None:
+        """Whoever was preempted is worked on again."""
+        for chunk in chunks if self._preempted_at else ():
+            if (since := self._preempted_at.pop(chunk.request, None)) is not None:
                 preempted = self.observed.preempted
                 preempted[chunk.request] = preempted.get(chunk.request, 0) + now - since
+
+    def _begin(self, replica: ReplicaId, run: RunSteps, now: Nanos) -> None:
+        self._resume(run.chunks, now)
+        for chunk in run.chunks:
             if chunk.num_reserved:
                 self._reserved[chunk.request] = chunk.num_reserved
         for moved in run.regrouped:
@@ -195,6 +207,13 @@ class Observer:
                 self._generated[request] = self._generated.get(request, 0) + 1
                 if request not in event.stopped:
                     self._joined[request] = replica, group, group.time, group.steps
+
+    def _end_layers(self, replica: ReplicaId, now: Nanos) -> None:
+        """Layers of live scaling worked on their requests, and are no step: no row tells of them."""
+        began, run = self._layers.pop(replica)
+        execution = self.observed.execution
+        for chunk in run.chunks:
+            execution[chunk.request] = execution.get(chunk.request, 0) + now - began
 
     def _write(self, replica: ReplicaId, running: Running, steps: int, now: Nanos) -> Nanos:
         """Rows of the first `steps` steps of the run, which ended at `now`; returns how long they were in stages together."""
@@ -287,6 +306,7 @@ class Observer:
     def _lose(self, event: ReplicaLost) -> None:
         """What it ran ends with the steps that are known to be done."""
         replica = event.replica
+        self._layers.pop(replica, None)
         for key in [key for key in self._running if key[0] == replica]:
             running = self._running.pop(key)
             if event.steps:

@@ -40,6 +40,7 @@ from squall.sim.ground import Ground, Shard, bare_ground, ground
 from squall.sim.handoff import KvShape
 from squall.sim.linear import Linear
 from squall.sim.loading import Delays
+from squall.sim.observe import Observer, watched
 from squall.sim.prepare import prepare
 from squall.sim.run import simulate
 from squall.sim.zigzag import evenly, zigzag
@@ -93,7 +94,7 @@ class Units:
         shard = Shard((FIRST_LAYER * UNIT_BYTES, *[every * UNIT_BYTES] * (self.num_layers - 1)), 0)
         return Ground(plan, Delays(warm=1000 * SECOND), links, fabric, shard, 1, KvShape(0, self.num_layers), 0)
 
-    def play(self) -> dict[RequestId, Nanos]:
+    def play(self) -> dict[RequestId, float]:
         """When each batch ended, in units after the first layer."""
         first = SECOND + FIRST_LAYER * UNIT
         requests = [OfferedRequest(0, SECOND, TOKENS, 1)]
@@ -257,3 +258,20 @@ def test_a_pair_may_lose_either_of_its_two_at_any_time(mode: str, who: str, shar
     record, said, machines = play(burst_config(live=True, mode=mode, faults=(fault,)), requests)
     assert any(isinstance(event, Unpaired) and event.lost for _, _, event in said)
     check_ended_and_clean(record, said, machines)
+
+
+@pytest.mark.parametrize("mode", ["colocated", "disaggregated"])
+def test_who_looks_on_sees_each_request_at_work_and_changes_nothing(mode: str) -> None:
+    config, requests = burst_config(live=True, mode=mode), burst(80)
+    model, gpu = resolve_model(config.model.name), resolve_gpu(config.cluster.gpu)
+    latency, num_blocks = prepare(config, model, gpu)
+    observer = Observer(latency, config.replica.block_size)
+    log, created = watched([observer])
+    seen = simulate(
+        config, requests, latency, num_blocks, ground=ground(config, model, gpu, latency, num_blocks), log=log, created=created
+    )
+    unseen, said, _ = play(config, requests)
+    assert count(said, HandedOver) > 5
+    assert seen.requests == unseen.requests
+    for row in seen.requests:
+        assert 0 < observer.observed.execution[row.id] <= row.finished_at - row.arrived_at
