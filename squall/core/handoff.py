@@ -333,6 +333,11 @@ class Handoffs:
 
     # -- between two runs
 
+    @property
+    def is_quiet(self) -> bool:
+        """A boundary changes nothing here."""
+        return not (self.stirred or self._just_held or self._arrived or self._offers)
+
     def at_boundary(self, decodes: DecodeGroup, has_preempted: bool, cancelled: Sequence[RequestId]) -> Boundary:
         """Give back, join, take: in this order.
 
@@ -348,9 +353,10 @@ class Handoffs:
             found.held = tuple(sorted(self._just_held, key=_request))
             actions.append(Hold(tuple(held.request for held in found.held)))
             self._just_held.clear()
-        self._give_back(found, cancelled)
-        if self._arrived:
-            self._join(decodes, actions)
+        if self._leaving or self._unwanted or self._arrived or cancelled:
+            self._give_back(found, cancelled)
+            if self._arrived:
+                self._join(decodes, actions)
         while self._offers and not has_preempted and self._take(self._offers[0], decodes, actions):
             self._offers.popleft()
         return found
@@ -365,14 +371,15 @@ class Handoffs:
         for target in self._unwanted:
             self._pool.release(target.work.blocks, ())
             silent.append(target.work.request.id)
-        for target in [target for target in self._arrived if target.gone]:
-            self._arrived.remove(target)
-            self._pool.release(target.work.blocks, target.work.shared)
-            gone.append(target.work.request.id)
+        if self._arrived:
+            for target in [target for target in self._arrived if target.gone]:
+                self._arrived.remove(target)
+                self._pool.release(target.work.blocks, target.work.shared)
+                gone.append(target.work.request.id)
         self._leaving.clear()
         self._unwanted.clear()
-        found.gone = tuple(gone)
         if gone or cancelled:
+            found.gone = tuple(gone)
             found.actions.append(Forget((*cancelled, *gone)))
         if silent:
             found.actions.append(Abandon(tuple(silent)))
@@ -395,12 +402,14 @@ class Handoffs:
             return False
         if len(self._running) + len(self._arrived) + self._num_reserved() >= self._seats:
             return False
-        evicted = pool.oldest(max(0, target.work.blocks - pool.num_free))
-        pool.take(target.work.blocks)
+        blocks = target.work.blocks
+        evicted = pool.oldest(max(0, blocks - pool.num_free)) if pool.idle else ()
+        pool.take(blocks)
         target.reserved = True
         request = target.work.request.id
         actions.append(Reserve(request, num_tokens, evicted))
-        actions += [Send(p.source, KvWanted(request, self._id, p.first_layer, p.last_layer)) for p in target.offer.parts]
+        for part in target.offer.parts:
+            actions.append(Send(part.source, KvWanted(request, self._id, part.first_layer, part.last_layer)))
         return True
 
     def _num_reserved(self) -> int:

@@ -323,7 +323,7 @@ class Replica:
         """Start what the policy plans. Returns all actions of the call: what the last run changed is told here, too."""
         held: tuple[Held, ...] = ()
         moves: list[AnyAction] | None = None
-        if self.handoffs is not None:
+        if self.handoffs is not None and (gone or not self.handoffs.is_quiet):
             boundary = self.handoffs.at_boundary(self.decodes, self._has_preempted(), gone)
             held, moves = boundary.held, boundary.actions
             finished = tuple(sorted(finished + boundary.gone)) if boundary.gone else finished

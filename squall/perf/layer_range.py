@@ -7,8 +7,7 @@ the rest evenly. Whole nanoseconds, so that any ranges that make up the model co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,13 +15,6 @@ from msgspec.structs import replace
 from squall.core.actions import Chunk
 from squall.core.types import Nanos
 from squall.perf.latency import UNITS_PER_NANO, BatchShape, LatencyModel
-
-
-@runtime_checkable
-class HasEntry(Protocol):
-    """A latency model that tells apart what comes before the first layer."""
-
-    def entry(self, num_tokens: int, /) -> Nanos: ...
 
 
 class _Body(Struct, frozen=True):
@@ -39,7 +31,8 @@ def layers(latency: LatencyModel, shape: BatchShape, num_layers: int, first: int
     chunks = [replace(chunk, last=False) for chunk in shape.chunks]
     body = min(whole, latency.run(_Body(shape.num_decodes, shape.decode_context, chunks), 1)[0].first // UNITS_PER_NANO)
     tokens = sum(chunk.num_tokens for chunk in chunks)
-    entry = min(body, latency.entry(tokens)) if isinstance(latency, HasEntry) else 0
+    before: Callable[[int], Nanos] | None = getattr(latency, "entry", None)
+    entry = 0 if before is None else min(body, before(tokens))
 
     def until(layer: int) -> Nanos:
         if not layer:

@@ -228,20 +228,20 @@ class Driver:
                 ends_at = self._engines[id].cut(run, now)
                 if ends_at is not None:
                     heappush(self._heap, (ends_at, END, id, run, None))
-            case Preempt(requests):
-                self._engines[id].preempt(requests)
-            case Forget(requests):
-                self._engines[id].forget(requests)
+            case Abandon() | Reserve():
+                pass  # blocks are the machine's business: here they have no content
+            case SendKv() | SendActivations():
+                self._loader.send_kv(id, action, now)
             case Hold(requests):
                 self._engines[id].hold(requests)
             case Join(requests, group):
                 self._engines[id].join(requests, group)
             case RunLayers():
                 heappush(self._heap, (self._start_layers(id, action, now), END, id, action.batch, None))
-            case SendKv() | SendActivations():
-                self._loader.send_kv(id, action, now)
-            case Abandon() | Reserve():
-                pass  # blocks are the machine's business: here they have no content
+            case Preempt(requests):
+                self._engines[id].preempt(requests)
+            case Forget(requests):
+                self._engines[id].forget(requests)
             case Reply(request, rejection):
                 self._world.reject(request, rejection, now)
             case StartReplica(replica):

@@ -158,8 +158,11 @@ class Network:
     def _run(self, now: Nanos) -> None:
         if now < self._now:
             raise ValueError(f"time goes back from {self._now} to {now}")
-        while (due := self.next_end()) is not None and due <= now:
-            _, _, flow = heappop(self._heap)
+        heap = self._heap
+        while heap and heap[0][0] <= now:
+            due, _, flow = heappop(heap)
+            if flow.due != due:
+                continue
             flow.due = None
             self._now = due
             self._happens(flow)
