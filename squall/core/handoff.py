@@ -408,8 +408,7 @@ class Handoffs:
         target.reserved = True
         request = target.work.request.id
         actions.append(Reserve(request, num_tokens, evicted))
-        for part in target.offer.parts:
-            actions.append(Send(part.source, KvWanted(request, self._id, part.first_layer, part.last_layer)))
+        actions += [Send(p.source, KvWanted(request, self._id, p.first_layer, p.last_layer)) for p in target.offer.parts]
         return True
 
     def _num_reserved(self) -> int:
