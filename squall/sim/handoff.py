@@ -86,6 +86,18 @@ class Lanes(NamedTuple):
     ids: Iterator[FlowId]
 
 
+class Way(NamedTuple):
+    """From a replica to another one.
+
+    Attributes:
+        paths: of each pair of GPUs.
+        links: all links of these.
+    """
+
+    paths: list[tuple[str, ...]]
+    links: tuple[str, ...]
+
+
 class KvMoves:
     """All hand-offs of a simulation.
 
@@ -103,6 +115,7 @@ class KvMoves:
         self._timers: list[tuple[Nanos, int, Sending]] = []
         self._sendings: dict[int, Sending] = {}  # in the order in which they began
         self._of_flow: dict[FlowId, int] = {}
+        self._ways: dict[tuple[ReplicaId, ReplicaId], Way] = {}  # as far as anybody has sent
 
     def start(self, source: ReplicaId, action: SendKv | SendActivations, now: Nanos) -> None:
         """The long action begins."""
@@ -114,15 +127,20 @@ class KvMoves:
             sending.num_bytes = size
             heappush(self._timers, (now + self._delay, self._number, sending))
             return
-        pairs = list(zip(lanes.gpus_of(source), lanes.gpus_of(action.to), strict=True))
-        paths = [lanes.fabric.gpu_to_gpu(here, there) for here, there in pairs]
-        sending.num_bytes = size * len(pairs)
-        sending.path = tuple(dict.fromkeys(link for path in paths for link in path))
-        for path in paths:
+        way = self._ways.get((source, action.to)) or self._find_way(lanes, source, action.to)
+        sending.num_bytes = size * len(way.paths)
+        sending.path = way.links
+        for path in way.paths:
             flow = next(lanes.ids)
             sending.flows.add(flow)
             self._of_flow[flow] = self._number
             lanes.network.start(flow, path, size, now)
+
+    def _find_way(self, lanes: Lanes, source: ReplicaId, to: ReplicaId) -> Way:
+        pairs = zip(lanes.gpus_of(source), lanes.gpus_of(to), strict=True)
+        paths = [lanes.fabric.gpu_to_gpu(here, there) for here, there in pairs]
+        way = self._ways[source, to] = Way(paths, tuple(dict.fromkeys(link for path in paths for link in path)))
+        return way
 
     def next_end(self) -> Nanos | None:
         """When the next fixed delay is over; the network says itself when flows end."""

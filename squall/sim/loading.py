@@ -98,7 +98,7 @@ class Loader:
         self._stopping: set[ReplicaId] = set()
         self._held: Nanos = 0
         self._ready: deque[AnyEvent] = deque()
-        self._asked: Nanos | None = None  # when the network or the breaker is looked at next
+        self._asked: set[Nanos] = set()  # when the network or the breaker is looked at
 
     def replica_nanos(self, now: Nanos) -> Nanos:
         """Time for which replicas were held, over all of them, until now."""
@@ -148,6 +148,7 @@ class Loader:
 
     def end(self, now: Nanos) -> AnyEvent | None:
         """The next thing that has ended at this instant; None where nothing has, or it was undone."""
+        self._asked.discard(now)
         self._collect(now)
         event = self._ready.popleft() if self._ready else None
         if self._ready:
@@ -230,11 +231,14 @@ class Loader:
 
     def _ask(self, now: Nanos) -> None:
         """Be asked again when the network or the breaker has something."""
-        times = [] if self._breaker is None else [self._breaker.next_at()]
-        times.append(self._kv.next_end())
-        if self.roads is not None:
-            times.append(self.roads.network.next_end())
-        at = min((max(at, now) for at in times if at is not None), default=None)
-        if at is not None and (self._asked is None or at != self._asked or at <= now):
-            self._asked = at
+        at = self._kv.next_end()
+        if self.roads is not None and (ends := self.roads.network.next_end()) is not None and (at is None or ends < at):
+            at = ends
+        if self._breaker is not None and (strikes := self._breaker.next_at()) is not None and (at is None or strikes < at):
+            at = strikes
+        if at is None:
+            return
+        at = max(at, now)
+        if at not in self._asked:
+            self._asked.add(at)
             self.push(at)
