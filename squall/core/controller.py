@@ -257,7 +257,7 @@ class Controller:
         member.layers_ready = 0
         member.source = None
         self._fleet.file(member)
-        actions = self._pairs.lose(member)
+        actions = self._pairs.lose(member, asked=False)
         if member.announced:
             member.announced = False
             actions.append(Send(ROUTER, ReplicaDown(member.replica, lost=True)))
@@ -381,7 +381,7 @@ class Controller:
             return []
         member.stopping = True
         self._fleet.file(member)
-        return [StopReplica(member.replica), *self._pairs.lose(member)]
+        return [StopReplica(member.replica), *self._pairs.lose(member, asked=True)]
 
     def _give_up_late(self, actions: list[AnyAction], now: Nanos) -> None:
         """A replica that does not come up in time is withdrawn; another slot gets its chance."""

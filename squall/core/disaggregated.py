@@ -311,7 +311,7 @@ class DisaggregatedRouter(Router):
         if entry.backend is backend:
             if target is not None and target is not backend:  # has it all already?
                 entry.backend = target
-                entry.lost_by += (backend.replica,)
+                entry.lost_by += backend.blame
                 return [dropped(request, target, backend)]
             head = entry.held.head
             self._take_back(entry)

@@ -93,10 +93,14 @@ class ReplicaUp(Event, frozen=True, gc=False):
 
 
 class ReplicaDown(Event, frozen=True, gc=False):
-    """The replica takes no new requests. `lost`: what it had is gone too; otherwise it finishes what it has."""
+    """The replica takes no new requests. `lost`: what it had is gone too; otherwise it finishes what it has.
+
+    `asked`: it was stopped on purpose, which is held against none of its requests.
+    """
 
     replica: ReplicaId
     lost: bool
+    asked: bool = False
 
 
 class DrainWanted(Event, frozen=True, gc=False):

@@ -76,8 +76,8 @@ class LivePairs:
         member.announced = True
         return Send(ROUTER, ReplicaUp(member.replica, member.num_blocks, member.block_size, member.role))
 
-    def lose(self, member: Member) -> list[AnyAction]:
-        """The member is gone, or will be: whatever it shares is lost, and the other one works alone."""
+    def lose(self, member: Member, *, asked: bool) -> list[AnyAction]:
+        """The member is gone, or will be, since it was asked to: what it shares is lost, and the other one works alone."""
         replica = member.replica
         target = replica if replica in self._source else self._target.get(replica)
         if target is None:
@@ -85,7 +85,7 @@ class LivePairs:
         source = self._source.pop(target)
         del self._target[source]
         ended = Unpaired(target, source, lost=True)
-        down: list[AnyAction] = [Send(ROUTER, ReplicaDown(replica, lost=True))] if member.announced else []
+        down: list[AnyAction] = [Send(ROUTER, ReplicaDown(replica, lost=True, asked=asked))] if member.announced else []
         member.announced = False
         told = Send(ROUTER, ended)
         if replica == target:

@@ -44,6 +44,7 @@ class Half:
     """A request of a batch that was taken over, until its KV is whole.
 
     Attributes:
+        batch: the number of its batch.
         here: the target's layers have come (or it had none).
         told: its first token is out.
         over: it has ended; its blocks wait for what is still being written to them.
@@ -51,13 +52,14 @@ class Half:
         layers: that the target ran; their KV stays with it (`head`) where requests decode elsewhere.
     """
 
-    __slots__ = ("broken", "head", "here", "layers", "over", "told", "work")
+    __slots__ = ("batch", "broken", "head", "here", "layers", "over", "told", "work")
 
-    def __init__(self, work: Work, here: bool, head: ReplicaId | None, layers: int) -> None:
+    def __init__(self, work: Work, of: HandedOver, stays: bool) -> None:
         self.work = work
-        self.here = here
-        self.head = head
-        self.layers = layers
+        self.batch = of.batch
+        self.here = stays or not of.layer
+        self.head = of.target if stays else None
+        self.layers = of.layer
         self.told = False
         self.over = False
         self.broken = False
@@ -171,11 +173,11 @@ class LiveSource:
                 self._starved = False
             case ActivationsArrived(batch) if self._batch is not None and self._batch.batch == batch:
                 self._arrived = True
-            case ActivationsFailed(batch) if self._batch is not None and self._batch.batch == batch:
-                self._give_up_batch()
-            case KvArrived(request):
+            case ActivationsFailed(batch):
+                self._give_up_batch(batch)
+            case KvArrived(request) if request in self._halves:
                 self._half_here(request)
-            case KvFailed(request):
+            case KvFailed(request, to) if request in self._halves and to == self._host.id:
                 self._half_lost(request)
             case LivePaired():
                 return self.pair(event, now)
@@ -208,7 +210,7 @@ class LiveSource:
             work.started = True
             used += work.blocks
             stays = self._host.hands_off and event.layer > 0
-            self._halves[request.id] = Half(work, stays or not event.layer, event.target if stays else None, event.layer)
+            self._halves[request.id] = Half(work, event, stays)
         self._pulling = False
         self._freed += self._reserved - used
         self._reserved = 0
@@ -258,15 +260,13 @@ class LiveSource:
             before.append(Hold(held))
         return before + self._host.end_layers(sorted(first), tuple(sorted(finished)), gone)
 
-    def _give_up_batch(self) -> None:
-        """Its activations will not come."""
-        batch, self._batch = self._batch, None
-        assert batch is not None
-        for request in batch.requests:
-            half = self._halves.get(request.id)
-            if half is not None:
-                half.broken = True
-                self._sort(half)
+    def _give_up_batch(self, number: int) -> None:
+        """Its activations will not come, nor KV for those who have left it meanwhile."""
+        if self._batch is not None and self._batch.batch == number:
+            self._batch = None
+        for half in [half for half in self._halves.values() if half.batch == number and not half.told]:
+            half.broken = True
+            self._sort(half)
 
     # -- requests
 
@@ -363,6 +363,6 @@ class LiveSource:
         self._freed += self._reserved
         self._reserved = 0
         if self._batch is not None and not self._arrived:
-            self._give_up_batch()
+            self._give_up_batch(self._batch.batch)
         for request in list(self._halves):
             self._half_lost(request)

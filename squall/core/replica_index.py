@@ -24,16 +24,18 @@ class Backend:
         role: what it serves; `demand`: what is asked of all of that role; `index`: where they are found.
         num_promised: KV, in tokens, that its requests may come to need, and those that are on their way to it.
         open: it takes new requests (it is in the index then).
+        blame: itself; nobody where it goes because it was asked to.
         rank: the policy's last word on it; None while it takes nothing.
     """
 
-    __slots__ = ("block_size", "demand", "index", "num_blocks", "num_preempted", "num_promised", "num_running", "num_tokens",
-                 "num_waiting", "open", "rank", "replica", "role")  # fmt: skip
+    __slots__ = ("blame", "block_size", "demand", "index", "num_blocks", "num_preempted", "num_promised", "num_running",
+                 "num_tokens", "num_waiting", "open", "rank", "replica", "role")  # fmt: skip
 
     def __init__(
         self, replica: ReplicaId, num_blocks: int, block_size: int, role: Role, demand: Demand, index: Ranked | Chosen
     ) -> None:
         self.replica = replica
+        self.blame: tuple[ReplicaId, ...] = (replica,)
         self.role = role
         self.demand = demand
         self.index = index

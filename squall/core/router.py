@@ -250,6 +250,8 @@ class Router:
         if backend is None:  # it was emptied at the instant it died
             return []
         if event.lost:
+            if event.asked:
+                backend.blame = ()
             return self._lose(backend, now)
         if self._draining and self._queue:
             self._closing.add(event.replica)
@@ -296,7 +298,7 @@ class Router:
             demand.num_waiting_tokens -= entry.request.num_prompt_tokens
         entry.backend = None
         entry.started = False
-        entry.lost_by += (backend.replica,)
+        entry.lost_by += backend.blame
         if entry.phase is RequestPhase.CANCELLED:
             del self._entries[id]
             return []

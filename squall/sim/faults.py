@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
+from math import prod
 from random import Random
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ class Stroke(NamedTuple):
     """Something that is to happen.
 
     Attributes:
-        what: "notice", "replica", "node", "up", "link", "slow": the last two set a speed, `factor` of the ordinary one.
+        what: "notice", "replica", "node", "up", "link", "slow", and "link over", "slow over".
     """
 
     at: Nanos
@@ -31,7 +32,6 @@ class Stroke(NamedTuple):
     what: str
     which: int
     fault: Fault
-    factor: float = 1.0
 
 
 class Faults:
@@ -64,6 +64,8 @@ class Faults:
         heapify(self._strokes)
         self._nodes = slots.node(slots.num - 1) + slots.nodes_per_slot if slots.num else 0
         self._down: set[int] = set()
+        self._factors: dict[tuple[str, int], list[float]] = {}  # that hold now, of a node's links or a replica's steps
+        self._whole: dict[str, int] = {}  # bandwidths of links as they were
         self._roll("replica", slots.num * hazards.replica_per_hour, 0)
         self._roll("node", self._nodes * hazards.node_per_hour, 0)
 
@@ -91,13 +93,16 @@ class Faults:
             case "up":
                 self._down.discard(stroke.which)
                 loader.tell(NodeUp(stroke.which), now)
-            case "link" if loader.roads is not None:
+            case "link" | "link over" if loader.roads is not None:
+                factor = self._factor("link", stroke)
                 network = loader.roads.network
                 for name, link in list(network.links.items()):
                     if name.startswith(f"node{stroke.which}."):
-                        network.set_bandwidth(name, link.bandwidth * stroke.factor, now)
-            case "slow":
-                self.set_speed(stroke.which, stroke.factor, now)
+                        whole = self._whole.setdefault(name, link.bandwidth)
+                        network.set_bandwidth(name, whole * factor, now)
+                loader.links_changed(now)
+            case "slow" | "slow over":
+                self.set_speed(stroke.which, self._factor("slow", stroke), now)
             case "replica by chance":
                 self._roll("replica", self._slots.num * self._hazards.replica_per_hour, now)
                 loader.kill(self._dice.randrange(self._slots.num), "a random fault", now)
@@ -107,6 +112,15 @@ class Faults:
                 if node not in self._down:
                     hazards = self._hazards
                     self._plan(Fault(0, "node", node, hazards.node_back_s, hazards.notice_s), now)
+
+    def _factor(self, kind: str, stroke: Stroke) -> float:
+        """How much of its speed is left, of all faults that last together; exactly 1 where none does."""
+        factors = self._factors.setdefault((kind, stroke.which), [])
+        if stroke.what == kind:
+            factors.append(stroke.fault.factor)
+        else:
+            factors.remove(stroke.fault.factor)
+        return prod(factors)
 
     def _plan(self, fault: Fault, at: Nanos) -> None:
         """All that belongs to one fault."""
@@ -121,13 +135,13 @@ class Faults:
                 if until is not None:
                     self._push(until, "up", fault)
             case "link" | "slow":
-                self._push(at, fault.kind, fault, fault.factor)
+                self._push(at, fault.kind, fault)
                 if until is not None:
-                    self._push(until, fault.kind, fault, 1 / fault.factor if fault.kind == "link" else 1.0)
+                    self._push(until, f"{fault.kind} over", fault)
 
-    def _push(self, at: Nanos, what: str, fault: Fault, factor: float = 1.0) -> None:
+    def _push(self, at: Nanos, what: str, fault: Fault) -> None:
         self._number += 1
-        heappush(self._strokes, Stroke(at, self._number, what, fault.which, fault, factor))
+        heappush(self._strokes, Stroke(at, self._number, what, fault.which, fault))
 
     def _roll(self, what: str, per_hour: float, now: Nanos) -> None:
         """When chance strikes next: exponentially distributed."""

@@ -12,10 +12,13 @@ from typing import NamedTuple
 
 from squall.core.actions import SendActivations, SendKv
 from squall.core.events import ActivationsFailed, ActivationsSent, AnyEvent, KvFailed, KvSent
-from squall.core.types import Nanos, ReplicaId
+from squall.core.types import SECOND, Nanos, ReplicaId
 from squall.sim.fabric import Fabric
 from squall.sim.network import Arrived, Network
 from squall.sim.shares import FlowId
+
+PATIENCE: Nanos = 10 * SECOND
+"""A transport gives up what crosses a dead link for so long: a choice, of the order of the retries of a reliable connection."""
 
 Told = tuple[ReplicaId, AnyEvent]
 """An event, and the replica that hears of it."""
@@ -50,15 +53,16 @@ def not_sent(action: SendKv | SendActivations) -> AnyEvent:
 
 
 class Sending:
-    """One hand-off on its way; `flows`: those that have not ended."""
+    """One hand-off on its way; `flows`: those that have not ended; `given_up_at`: while one of its links is dead."""
 
-    __slots__ = ("action", "began_at", "flows", "num_bytes", "path", "source")
+    __slots__ = ("action", "began_at", "flows", "given_up_at", "num_bytes", "path", "source")
 
     def __init__(self, source: ReplicaId, action: SendKv | SendActivations, now: Nanos) -> None:
         self.source = source
         self.action = action
         self.began_at = now
         self.flows: set[FlowId] = set()
+        self.given_up_at: Nanos | None = None
         self.num_bytes = 0
         self.path: tuple[str, ...] = ()
 
@@ -135,6 +139,23 @@ class KvMoves:
             sending.flows.add(flow)
             self._of_flow[flow] = self._number
             lanes.network.start(flow, path, size, now)
+        self._watch(self._number, sending, now)
+
+    def links_changed(self, now: Nanos) -> None:
+        """Some links have another bandwidth from now on."""
+        for number, sending in self._sendings.items():
+            self._watch(number, sending, now)
+
+    def _watch(self, number: int, sending: Sending, now: Nanos) -> None:
+        """Nothing moves across a dead link; it may come back."""
+        if self._lanes is None:
+            return
+        links = self._lanes.network.links
+        if all(links[name].bandwidth for name in sending.path):
+            sending.given_up_at = None
+        elif sending.given_up_at is None:
+            sending.given_up_at = now + PATIENCE
+            heappush(self._timers, (sending.given_up_at, number, sending))
 
     def _find_way(self, lanes: Lanes, source: ReplicaId, to: ReplicaId) -> Way:
         pairs = zip(lanes.gpus_of(source), lanes.gpus_of(to), strict=True)
@@ -143,7 +164,7 @@ class KvMoves:
         return way
 
     def next_end(self) -> Nanos | None:
-        """When the next fixed delay is over; the network says itself when flows end."""
+        """When the next fixed delay, or the patience with a dead link, is over; the network says itself when flows end."""
         return self._timers[0][0] if self._timers else None
 
     def on(self, arrived: Iterable[Arrived], now: Nanos) -> list[Told]:
@@ -160,9 +181,21 @@ class KvMoves:
                 told.append(sending.sent(event.at))
         while self._timers and self._timers[0][0] <= now:
             at, number, sending = heappop(self._timers)
-            if self._sendings.pop(number, None) is not None:
+            if number not in self._sendings:
+                continue
+            if self._lanes is None:
+                del self._sendings[number]
                 told.append(sending.sent(at))
+            elif sending.given_up_at == at:
+                self._cancel(number, now)
+                told.append(sending.failed())
         return told
+
+    def _cancel(self, number: int, now: Nanos) -> None:
+        for flow in sorted(self._sendings.pop(number).flows):
+            del self._of_flow[flow]
+            if self._lanes is not None:
+                self._lanes.network.cancel(flow, now)
 
     def lose(self, replica: ReplicaId, now: Nanos) -> list[Told]:
         """The replica is gone. Whoever was sending to it hears that it failed; nobody hears of what it sent itself."""
@@ -170,11 +203,7 @@ class KvMoves:
         for number, sending in list(self._sendings.items()):
             if replica not in (sending.source, sending.action.to):
                 continue
-            del self._sendings[number]
-            for flow in sorted(sending.flows):
-                del self._of_flow[flow]
-                if self._lanes is not None:
-                    self._lanes.network.cancel(flow, now)
+            self._cancel(number, now)
             if sending.source != replica:
                 told.append(sending.failed())
         return told

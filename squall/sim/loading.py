@@ -65,7 +65,7 @@ class Loader:
 
     Attributes:
         push: set by the driver: it asks `end` at that instant.
-        lost: set by the driver: the replica's engine is gone, with all that it did.
+        lost: set by the driver: the replica's engine is gone, with all that it did, since it died or was told to stop.
         tell_replica: set by the driver: a replica hears of it at this instant, as of a message.
         live: replicas whose single layers matter.
     """
@@ -132,6 +132,7 @@ class Loader:
                 self._there.discard(replica)
             case StopReplica(replica):
                 self._let_go(replica, now)
+                self.lost(replica, now)  # one that loads may be at work for another one
                 self._stopping.add(replica)
                 self._later(now + delays.stop, replica, ReplicaStopped(replica))
             case _:
@@ -169,6 +170,10 @@ class Loader:
         self._ready = deque(event for event in self._ready if getattr(event, "replica", None) != replica)
         self.lost(replica, now)
         self.tell(ReplicaLost(replica, why), now)
+
+    def links_changed(self, now: Nanos) -> None:
+        """Links of the network are slower or faster than they were."""
+        self._kv.links_changed(now)
 
     def lose_host(self, node: int, now: Nanos) -> None:
         """The node's memory is gone, and what was read from it."""

@@ -1,0 +1,52 @@
+"""Whatever breaks, whoever leaves and whatever is wanted: requests end once, nothing stays held, decisions can be repeated."""
+
+from pathlib import Path
+
+import pytest
+
+from squall.core.events import HandedOver, ReplicaLost, StepsDone, Woke
+from tests.sim.chaos import Log, case, check, check_replay, play
+
+KINDS = pytest.mark.parametrize(("mode", "live"), [(m, live) for m in ("colocated", "disaggregated") for live in (True, False)])
+
+
+def said(log: Log) -> list[tuple[object, ...]]:
+    """All but the ends of runs of steps and wake-ups, which are others with single steps."""
+    return [entry[:3] for entry in log if not isinstance(entry[2], StepsDone | Woke)]
+
+
+def go_through(seed: int, mode: str, path: Path, *, live: bool) -> Log:
+    """One case, in all ways."""
+    of = case(seed, mode, live=live)
+    many = play(of, path=path)
+    check(of, many)
+    check_replay(of, many, path)
+    single = play(of, max_steps=1)
+    assert said(many.log) == said(single.log)
+    assert many.record.requests == single.record.requests
+    return many.log
+
+
+# Seeds that told of something: a dead link that never came back, KV that could not be sent by the source of a pair, a target that
+# was stopped in the middle of its layers, a hand-off to a replica that nobody reaches any more.
+FOUND = {("colocated", True): (28, 45, 75), ("disaggregated", True): (9, 21, 57, 62), ("disaggregated", False): (32, 40)}
+
+
+@KINDS
+def test_a_few_runs_in_which_anything_may_break(mode: str, live: bool, tmp_path: Path) -> None:
+    for seed in (*range(1000, 1006), *FOUND.get((mode, live), ())):
+        go_through(seed, mode, tmp_path / str(seed), live=live)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@KINDS
+def test_many_runs_in_which_anything_may_break(mode: str, live: bool, tmp_path: Path) -> None:
+    num_lost = num_shared = 0
+    for seed in range(250):
+        log = go_through(seed, mode, tmp_path / "log", live=live)
+        (tmp_path / "log").unlink()
+        num_lost += sum(isinstance(entry[2], ReplicaLost) for entry in log)
+        num_shared += sum(isinstance(entry[2], HandedOver) for entry in log)
+    assert num_lost > 50
+    assert (num_shared > 500) == live
