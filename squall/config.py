@@ -18,7 +18,7 @@ import tomli_w
 from msgspec import Meta, Struct, field
 
 from squall.errors import ConfigError
-from squall.fleet_tables import Capacities, Fault, Fleet, Handoff, Hazards, Startup, fleet_mistake
+from squall.fleet_tables import Capacities, Fault, Fleet, Handoff, Hazards, Startup, faults_mistake, fleet_mistake
 from squall.mistakes import explain, kind_of, shown
 from squall.policies.batching import Batching, Vllm
 from squall.policies.load import Disk, Load
@@ -44,8 +44,8 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     """What there is to run on. `gpu` is a catalogue name; "cpu" is this machine."""
 
     gpu: str = "cpu"
-    nodes: Positive = 1
-    gpus_per_node: Positive = 8
+    nodes: Annotated[int, Meta(ge=1, le=100_000)] = 1
+    gpus_per_node: Annotated[int, Meta(ge=1, le=1024)] = 8
     usd_per_gpu_hour: Annotated[float, Meta(ge=0)] | None = None  # overrides the catalogue's price
     node: str | None = None  # a machine of the catalogue, for its links; the largest with this GPU when None
     nodes_per_leaf: NotNegative = 0  # on one leaf switch; 0 is all
@@ -214,6 +214,9 @@ POLICY_TABLES = ("batching", "route", "decode_route", "scale", "load")
 
 DEFAULTS: Final = Config()
 
+MOST_SECONDS: Final = 9_000_000_000
+"""Instants are nanoseconds in 64 bits; what is later than that cannot be told."""
+
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     """The configuration in `path` (all defaults when None), with `key=value` overrides applied last.
@@ -270,6 +273,7 @@ def from_tree(where: str, tree: dict[str, Any]) -> Config:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {explain(str(error), tree, Config)}") from None
     mistake = fleet_mistake(config.fleet, config.cluster, config.replica)
+    mistake = mistake or faults_mistake(config.faults, config.fleet, config.cluster, config.replica)
     if mistake is not None:
         raise ConfigError(f"{where}: {mistake}")
     policies = {name: _own_policy(where, name, table) for name, table in own.items()}
@@ -354,10 +358,16 @@ def _refuse_strange_values(where: str, value: Any, key: str = "") -> None:
                 _refuse_strange_values(where, inner, key)
         case float() if not math.isfinite(value):
             raise ConfigError(f"{where}: {key} = {value}: expected a finite number")
-        case int() if value.bit_length() > 63:
+        case int() | float() if _counts_seconds(key) and abs(value) > MOST_SECONDS:
+            raise ConfigError(f"{where}: {key} = {value}: expected at most {MOST_SECONDS:.0f} seconds, about 285 years")
+        case int() | float() if abs(value) >= 1 << 63:
             raise ConfigError(f"{where}: {key} is larger than any number of 64 bits")
         case str() if "\0" in value:
             raise ConfigError(f"{where}: {key} = {shown(value)}: contains a null character")
+
+
+def _counts_seconds(key: str) -> bool:
+    return key.endswith("_s") and not key.endswith("_per_s")
 
 
 def _make_paths_absolute(tree: dict[str, Any], base: Path) -> None:

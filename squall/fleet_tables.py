@@ -5,6 +5,7 @@ Knows of no policy what it does, and no hardware catalogue. `config` puts them i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta, Struct
@@ -67,7 +68,9 @@ class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
     replicas: Count | Replicas = 1  # of a colocated fleet
     prefill: Count | Replicas = 1  # of a disaggregated one
     decode: Count | Replicas = 1
-    up_interval_s: Seconds = 0.1  # BlitzScale decides all the time (OSDI 2025); ten times a second is enough for its bursts
+    up_interval_s: Annotated[float, Meta(ge=0.001)] = (
+        0.1  # BlitzScale decides all the time (OSDI 2025); ten times a second is enough for its bursts
+    )
     down_window_s: Seconds = 30.0
     idle_ttl_s: Seconds = 1.0  # BlitzScale's templates: 0.333 s on one GPU, up to 1.5 s on four
     start_timeout_s: Seconds = 600.0
@@ -206,6 +209,16 @@ def num_slots(cluster: _Cluster, replica: _Replica) -> int:
     gpus = replica.tp * replica.pp
     per_node = cluster.gpus_per_node // gpus
     return cluster.nodes * per_node if per_node else cluster.nodes // -(-gpus // cluster.gpus_per_node)
+
+
+def faults_mistake(faults: Sequence[Fault], fleet: Fleet, cluster: _Cluster, replica: _Replica) -> str | None:
+    """A fault of something that there never is. A replica has the number of its place: a fleet may use them all."""
+    places = fleet.num_maximum if cluster.gpu.lower() == "cpu" else max(fleet.num_maximum, num_slots(cluster, replica))
+    for index, fault in enumerate(faults):
+        what, num = ("node", cluster.nodes) if fault.kind in ("node", "link") else ("replica", places)
+        if fault.which >= num:
+            return f"faults[{index}].which = {fault.which}: there is no such {what}; they are counted from 0 to {num - 1}"
+    return None
 
 
 def fleet_mistake(fleet: Fleet, cluster: _Cluster, replica: _Replica) -> str | None:

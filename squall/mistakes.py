@@ -49,7 +49,8 @@ def _types_at(struct: type, tree: dict[str, Any], names: Sequence[str]) -> list[
     structs: list[Any] = [struct]
     for depth, name in enumerate(names):
         kind = kind_of(_value_at(tree, names[: depth + 1]))
-        found = [t for s in structs for t in _structs_in(get_type_hints(s, include_extras=True).get(name))]
+        plain = name.partition("[")[0]
+        found = [t for s in structs for t in _structs_in(get_type_hints(s, include_extras=True).get(plain))]
         if not found:
             return structs
         structs = [t for t in found if t.__struct_config__.tag == kind] or found
@@ -57,7 +58,7 @@ def _types_at(struct: type, tree: dict[str, Any], names: Sequence[str]) -> list[
 
 
 def _structs_in(annotation: Any) -> list[Any]:
-    if get_origin(annotation) in (Union, UnionType):
+    if get_origin(annotation) in (Union, UnionType, tuple):
         return [t for part in get_args(annotation) for t in _structs_in(part)]
     return [annotation] if isinstance(annotation, type) and issubclass(annotation, Struct) else []
 
@@ -71,6 +72,11 @@ def _choices(table: Sequence[Any], names: Sequence[str]) -> str:
 
 
 def _value_at(tree: Any, names: Sequence[str]) -> Any:
+    """What stands at a dotted key, one of a list among them (`pools[0]`); None where nothing does."""
     for name in names:
-        tree = tree.get(name) if isinstance(tree, dict) else None
+        plain, _, index = name.partition("[")
+        tree = tree.get(plain) if isinstance(tree, dict) else None
+        if index:
+            at = int(index.rstrip("]")) if index.rstrip("]").isdigit() else -1
+            tree = tree[at] if isinstance(tree, list) and 0 <= at < len(tree) else None
     return tree

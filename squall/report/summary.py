@@ -188,6 +188,7 @@ def summarise(
     num_output_tokens = int(lives.num_output_tokens.sum())
     makespan_s = record.ended_at / SECOND
     gpu_seconds = record.gpu_nanos / SECOND
+    unseen = record.world != "simulated" and not record.gpu_nanos  # a client does not know what an elastic fleet holds
     seen_inside = record.world == "simulated"  # a client knows of no steps
     good = int(lives.within(slo).sum()) if slo.promises_requests else None
     promised = quantiles(lives, record.gaps, slo)
@@ -212,7 +213,7 @@ def summarise(
         slo_attainment=None if good is None or not outcomes else good / len(outcomes),
         goodput_rps=None if good is None else _rate(good, makespan_s),
         gpu_seconds=gpu_seconds,
-        cost_usd=None if usd_per_gpu_hour is None else gpu_seconds / 3600 * usd_per_gpu_hour,
+        cost_usd=None if usd_per_gpu_hour is None or unseen else gpu_seconds / 3600 * usd_per_gpu_hour,
         scale_ups=record.scale_ups,
         scale_downs=record.scale_downs,
         preemptions=int(lives.preemptions.sum()) if seen_inside else None,

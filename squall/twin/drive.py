@@ -29,7 +29,8 @@ def drive(
 ) -> ReplayRecord:
     """Replay the workload of `config` against `url`; None is the fleet that `config` itself describes.
 
-    That fleet's accelerators count for the whole run; what another endpoint holds is not known.
+    That fleet's accelerators count for the whole run, if it keeps its size; what a fleet holds that follows its load, or another
+    endpoint, a client does not know.
 
     Raises:
         ConfigError: there is no workload, or nobody answers at the endpoint.
@@ -58,6 +59,6 @@ def drive(
             block_size=config.replica.block_size,
             progress=lambda done, flying, failed: show(done, f"{done} done, {flying} in flight, {failed} failed"),
         )
-    if ours:
+    if ours and all(bounds.minimum == bounds.maximum for bounds in config.fleet.bounds.values()):
         record.gpu_nanos = record.ended_at * config.fleet.num_initial * config.replica.tp * config.replica.pp
     return record

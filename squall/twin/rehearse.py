@@ -89,6 +89,8 @@ def usd_per_gpu_hour(config: Config) -> float | None:
     Of replicas that are not alike: the mean over their GPUs, which are all held equally long.
     """
     parts = alike(config)
+    if len(parts) == 1:
+        return price_of(config)
     prices = [price_of(part) for part in parts]
     gpus = [num_gpus(part) for part in parts]
     known = [price * count for price, count in zip(prices, gpus, strict=True) if price is not None]

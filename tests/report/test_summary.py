@@ -173,3 +173,11 @@ def test_a_service_keeps_its_word_when_it_keeps_all_of_it() -> None:
 def test_goodput_needs_a_promise_to_a_request() -> None:
     only_quantiles = summary(row(0), slo=Slo(ttft_p90_s=2.0))
     assert (only_quantiles.slo_attainment, only_quantiles.goodput_rps, only_quantiles.slo_met) == (None, None, True)
+
+
+def test_what_a_client_cannot_know_of_a_fleet_costs_nothing_that_could_be_told() -> None:
+    seen = record(row(0))
+    seen.world = "emulated"
+    assert summarise(seen, Slo(), usd_per_gpu_hour=2.5).cost_usd == 5.0
+    seen.gpu_nanos = 0
+    assert summarise(seen, Slo(), usd_per_gpu_hour=2.5).cost_usd is None

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from squall.config import load
+from squall.config import Cluster, Config, load
 from squall.eventlog import read
+from squall.fleet_tables import Fleet, Replicas
 from squall.twin.observe import observe
-from squall.twin.rehearse import rehearse, rehearse_with_events
+from squall.twin.rehearse import rehearse, rehearse_with_events, usd_per_gpu_hour
 
 SETTINGS = (
     "model.name=llama-3-8b",
@@ -40,3 +41,14 @@ def test_writing_the_log_changes_nothing() -> None:
     with_log, without = rehearse_with_events(config)[0], rehearse(config)
     assert with_log.requests == without.requests
     assert with_log.gaps == without.gaps
+
+
+@pytest.mark.parametrize(
+    "fleet",
+    [
+        Fleet(replicas=Replicas(0, 2, 0)),
+        Fleet(mode="disaggregated", prefill=Replicas(0, 2, 0), decode=Replicas(0, 2, 0)),
+    ],
+)
+def test_a_fleet_that_begins_with_nobody_has_a_price(fleet: Fleet) -> None:
+    assert usd_per_gpu_hour(Config(cluster=Cluster(gpu="h100-sxm", usd_per_gpu_hour=3.0), fleet=fleet)) == 3.0
