@@ -70,13 +70,14 @@ class Pair:
     def split(self, num_slots: int) -> tuple[int, int, float]:
         """Prefill and decode replicas that serve most requests a second of this traffic together, and how many these are.
 
-        By the capacities that the planner is given: prompt tokens a second, and tokens a second of a full batch.
+        By the capacities that the planner is given: prompt tokens a second, tokens a second of a full batch, KV over the NICs.
         """
         model, gpu, latency, blocks = self.stands_on
         capacity = full_plan(self.plain, model, gpu, latency, blocks).capacity
         assert capacity is not None
         prompt, output = means(self.window)
         prefill, decode = capacity.prefill_tokens_per_s / prompt, capacity.decode_tokens_per_s / output
+        decode = min(decode, capacity.transfer_tokens_per_s / prompt)  # its NICs must bring the prompts' KV
         served = [(min(n * prefill, (num_slots - n) * decode), n) for n in range(1, num_slots)]
         most, prefills = max(served)
         return prefills, num_slots - prefills, most

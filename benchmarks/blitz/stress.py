@@ -67,7 +67,7 @@ class Stressed(Struct):
 
 
 def stressed(pair: Pair, num_events: int) -> Stressed:
-    """Runs of a minute, with rates that jump every second and replicas and nodes that die, until so many scale events were seen."""
+    """Runs of a minute, with rates that jump and replicas and nodes that die, until so many scale events were seen."""
     found = Stressed()
     seed = 0
     while found.events < num_events:
