@@ -205,7 +205,9 @@ class Controller:
             case Warmed() if not member.stopping:
                 member.ready_at = now
                 member.state.load_s = (now - member.launched_at) / SECOND
-                return self._pairs.tell(event) if member.announced else self._announce(member)
+                if member.announced:
+                    return self._pairs.tell(event)
+                return [] if self._pairs.is_alone(member) else self._announce(member)
             case Emptied() if after is Phase.IDLE:
                 member.announced = False
                 member.idle_at = now

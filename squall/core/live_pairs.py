@@ -26,6 +26,7 @@ class LivePairs:
         self._num_layers = num_layers
         self._source: dict[ReplicaId, ReplicaId] = {}  # of each target
         self._target: dict[ReplicaId, ReplicaId] = {}  # of each source
+        self._alone: set[ReplicaId] = set()  # targets that have lost their source, and still give back what they cannot serve
 
     @property
     def num(self) -> int:
@@ -61,9 +62,16 @@ class LivePairs:
         """A target hears how far its weights are."""
         return [Send(event.replica, event)] if event.replica in self._source else []
 
+    def is_alone(self, member: Member) -> bool:
+        """It has lost its source and is not to be announced before it has said so."""
+        return member.replica in self._alone
+
     def end(self, event: Unpaired) -> list[AnyAction]:
         """The target says that nothing is left to share; or that it works alone now, and what it has given back is on its way."""
         if event.lost:
+            if event.target not in self._alone:
+                return []  # it is gone itself
+            self._alone.discard(event.target)
             member = self._fleet.members[event.target]
             return [] if member.announced or member.phase is not Phase.READY or member.stopping else [self._up(member)]
         if self._source.get(event.target) == event.source:
@@ -79,6 +87,7 @@ class LivePairs:
     def lose(self, member: Member, *, asked: bool) -> list[AnyAction]:
         """The member is gone, or will be, since it was asked to: what it shares is lost, and the other one works alone."""
         replica = member.replica
+        self._alone.discard(replica)
         target = replica if replica in self._source else self._target.get(replica)
         if target is None:
             return []
@@ -91,4 +100,5 @@ class LivePairs:
         if replica == target:
             return [Send(source, ended), *down, told]
         self._fleet.members[target].announced = False  # until it has given back what it cannot serve, and is ready
+        self._alone.add(target)
         return [Send(target, ended), told, *down]

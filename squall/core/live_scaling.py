@@ -140,6 +140,7 @@ class LiveTarget:
         self._warm = False
         self._plain = False  # the replica plans for itself again
         self._alone = False  # the source is lost
+        self._told = False  # to the controller: it may be announced anew
         self._pending: list[Batch] = []
         self._running: Batch | None = None
         self._num_batches = 0
@@ -406,7 +407,11 @@ class LiveTarget:
         if not self._plain and (self._warm or self._alone) and not self._pending and self._running is None:
             self._plain = True
             self._host.wake_at = now
-        return self._end_pair()
+        told: list[AnyAction] = []
+        if self._plain and self._alone and not self._told:  # all is given back, and what comes from now on stays
+            self._told = True
+            told.append(Send(CONTROLLER, Unpaired(self._paired.target, self._paired.source, lost=True)))
+        return told + self._end_pair()
 
     def _end_pair(self) -> list[AnyAction]:
         """Nothing is left to be sent."""
@@ -451,8 +456,7 @@ class LiveTarget:
         if not self._warm:
             gone += self._take_back()
             gone += [work.request.id for work in self._host.take_waiting()]
-        alone = Unpaired(self._paired.target, self._paired.source, lost=True)
-        return [*self._surrender(gone), Send(CONTROLLER, alone)]
+        return self._surrender(gone)
 
     def _take_back(self) -> list[RequestId]:
         """Pending batches that no layer is running of."""

@@ -83,7 +83,7 @@ class LiveSource:
         self._cancelled: list[RequestId] = []  # in the running batch; nobody is to hear of those in `_disowned`
         self._disowned: set[RequestId] = set()
         self._reserved = 0  # blocks set aside for a pull that has no answer yet
-        self._evicted: tuple[BlockHash, ...] = ()  # from the prefix cache, for those
+        self._evicted: tuple[BlockHash, ...] = ()  # from the prefix cache, for pulls; nobody has been told yet
         self._pulling = False
         self._asking = False  # at this boundary
         self._starved = False  # nothing was left
@@ -124,7 +124,7 @@ class LiveSource:
         if self._may_pull():
             blocks = min(max(self._wanted, self._least), host.pool.num_available - host.decodes.next_blocks())
             if blocks >= self._least:
-                self._evicted = host.pool.oldest(max(0, blocks - host.pool.num_free))
+                self._evicted += host.pool.oldest(max(0, blocks - host.pool.num_free))
                 host.pool.take(blocks)
                 self._reserved = blocks
                 self._pulling = self._asking = True
