@@ -17,7 +17,7 @@ VERBS = [
     "TanzBroadcast", "WaitRdmaDone", "ResetStatus", "SetStatusReady", "Info", "Health", "ServiceDiscovery",
 ]  # fmt: skip
 MESSAGES = ["PrefillDone", "Prefill", "Intermediate", "End"]
-SIMULATED = {"RunLayers", "LayersDone", "SendKv", "KvSent", "KvFailed", "SendActivations", "Join", "Reserve"}
+SIMULATED = {"RunLayers", "LayersDone", "SendActivations", "ActivationsSent", "PullWanted", "HandedOver", "LivePaired"}
 """The live body has no performer for these yet."""
 
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line.startswith("| `")]

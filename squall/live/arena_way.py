@@ -59,6 +59,8 @@ class ArenaWay:
         region.on_verified = lambda _: self._tell()
         self._missing = sum(region.chunks[chunk].num_bytes for chunk in region.missing())
         self._endpoint.register(region)
+        if self._engine.kv_region is not None:
+            self._endpoint.register(self._engine.kv_region)
 
     def bring(self, order: Order, over: threading.Event, arrived: Arrived) -> Brought:
         region = self._engine.weights.arena.region

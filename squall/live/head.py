@@ -23,6 +23,7 @@ from squall.core.events import (
     Cancelled,
     DrainWanted,
     LoadFailed,
+    Offered,
     Progressed,
     ReplicaLost,
     ReplicaStopped,
@@ -31,9 +32,8 @@ from squall.core.events import (
 )
 from squall.core.fleet_plan import FleetPlan
 from squall.core.lifecycle import Phase
-from squall.core.router import Router
 from squall.core.types import CONTROLLER, ROUTER, MachineId, Nanos, ReplicaId, Request, RequestId, Role
-from squall.deployment import plain_plan
+from squall.deployment import plain_plan, router_of
 from squall.errors import ConfigError, Rejected, ReplicaFailed, SquallError
 from squall.eventlog import EventLog
 from squall.live.driver import Driver, Priority
@@ -46,6 +46,7 @@ from squall.live.launch import Launcher
 from squall.live.rpc.client import SILENCE_S, ReplicaClient
 from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.stream import Stream
+from squall.live.transport.kv import KvOffer
 
 GOODBYE_S = 2.0
 """How long a worker may take to end a session that it was asked to end."""
@@ -93,8 +94,7 @@ class Head:
         self._secret = secrets.token_bytes(32)
         self._hashed: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
         plan = plan or plain_plan(config)
-        queue = config.queue
-        self._router = Router(config.route, queue.max_requests, queue.max_tokens, queue.max_retries, plan.is_elastic)
+        self._router = router_of(config, plan.is_elastic)
         self._controller = Controller(plan, config.scale, config.load)
         self._controller.traffic = self._router
         self._book = FleetBook(self._controller)
@@ -221,6 +221,8 @@ class Head:
         match action:
             case Send(to, Submitted(request)):
                 self._submit_to(to, request)
+            case Send(to, Offered()):
+                self._offer_to(to, action.event)
             case Send(to, event):
                 self._send(to, event)
             case Reply():
@@ -250,6 +252,16 @@ class Head:
         continued = replace(request, num_output_tokens=len(stream.output))
         if client := self._clients.get(replica):
             client.send(Submitted(continued), stream.job)
+
+    def _offer_to(self, replica: ReplicaId, event: AnyEvent) -> None:
+        """With the tokens so far, as the replica goes on from them. It shares no prefixes of what it has not computed itself.
+
+        Where the client is gone, the router is about to call it off.
+        """
+        assert isinstance(event, Offered)
+        stream, client = self._streams.get(event.request.id), self._clients.get(replica)
+        if stream is not None and client is not None:
+            client.send(event, replace(stream.job, block_hashes=()))
 
     def _send(self, replica: ReplicaId, message: AnyEvent | AnyAction) -> None:
         """To a replica that is gone, nothing: its loss is on the way to the machines."""
@@ -338,6 +350,9 @@ class Head:
     def heard(self, client: ReplicaClient, to: MachineId, event: AnyEvent) -> None:
         if self._clients.get(client.replica) is not client:
             return
+        if to >= 0:  # another replica
+            self._send(to, event)
+            return
         match event:
             case Progressed():
                 self._num_preemptions += len(event.preempted)
@@ -382,6 +397,10 @@ class Head:
     def moved(self, client: ReplicaClient, moved: WeightsMoved) -> None:
         if self._clients.get(client.replica) is client:
             self._book.moved(moved)
+
+    def offered(self, client: ReplicaClient, offer: KvOffer) -> None:
+        if self._clients.get(client.replica) is client and (receiver := self._clients.get(offer.to)):
+            receiver.hand_on(offer)
 
     def load(self, client: ReplicaClient, load: ReplicaLoad) -> None:
         if self._clients.get(client.replica) is client:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 from squall.config import Config
 from squall.core.types import ReplicaId
 from squall.eventlog import EventLog
-from squall.live.engine.build import accelerator, engine_maker
+from squall.live.engine.build import accelerator, emulated_plan, engine_maker
 from squall.live.engine.interface import Engine
+from squall.live.kv_way import KvWay
 from squall.live.loading import Way
 from squall.live.plan import served_plan
 from squall.live.served import ServedModel
@@ -19,6 +21,9 @@ from squall.policies.load import Host as FromHost
 
 DEFAULT_TTL_S = 300.0
 """How long a machine keeps a copy that nobody uses, where the load policy says nothing of it."""
+
+Ways = Callable[[ReplicaId, Engine], tuple[Way, KvWay | None]]
+"""How the weights of an engine come, and how its KV moves where prefill and decode are apart."""
 
 MakeHost = Callable[[ReplicaId, EventLog | None], Host]
 
@@ -33,27 +38,37 @@ def host_maker(config: Config, model: ServedModel, token: str, listen: str) -> M
     Raises as `engine_maker`.
     """
     engine = engine_maker(config, model)
-    way = _predicted(config, model) if config.serve.engine == "emulated" else _arena(config, model, token, listen)
+    ways = _predicted(config, model) if config.serve.engine == "emulated" else _arena(config, model, token, listen)
 
     def make(replica: ReplicaId, log: EventLog | None) -> Host:
         made = engine()
-        return Host(replica, made, config.batching, log, way(replica, made))
+        return Host(replica, made, config.batching, log, *ways(replica, made))
 
     return make
 
 
-def _predicted(config: Config, model: ServedModel) -> Callable[[ReplicaId, Engine], Way]:
+def _predicted(config: Config, model: ServedModel) -> Ways:
     """A fixed fleet has its weights, as in a simulation."""
+    from squall.live.engine.emulated import EmulatedEngine
+    from squall.live.kv_way import PricedKv
     from squall.live.predicted_way import PredictedWay, Prices
 
-    plan = served_plan(config, model)
-    prices = Prices.of(config, plan, accelerator(config)) if plan.is_elastic else None
-    return lambda _, engine: PredictedWay(engine.load, prices, config.serve.time_dilation)
+    is_elastic = served_plan(config, model).is_elastic
+    moves = config.fleet.mode == "disaggregated"
+    prices = Prices.of(config, emulated_plan(config, model), accelerator(config)) if is_elastic or moves else None
+
+    def make(replica: ReplicaId, engine: Engine) -> tuple[Way, KvWay | None]:
+        assert isinstance(engine, EmulatedEngine)
+        way = PredictedWay(engine.load, prices if is_elastic else None, config.serve.time_dilation)
+        return way, PricedKv(replica, engine, prices, config, model.spec) if moves and prices is not None else None
+
+    return make
 
 
-def _arena(config: Config, model: ServedModel, token: str, listen: str) -> Callable[[ReplicaId, Engine], Way]:
+def _arena(config: Config, model: ServedModel, token: str, listen: str) -> Ways:
     from squall.live.arena_way import ArenaWay
     from squall.live.engine.torch_engine import TorchEngine
+    from squall.live.pulled_kv import PulledKv
     from squall.live.transport.endpoint import Endpoint
 
     serve, load = config.serve, config.load
@@ -63,10 +78,14 @@ def _arena(config: Config, model: ServedModel, token: str, listen: str) -> Calla
     host = listen.rpartition(":")[0]
     gbps = config.cluster.nic_gbps if serve.link_gbps is None else serve.link_gbps
 
-    def make(replica: ReplicaId, engine: Engine) -> Way:
+    def make(replica: ReplicaId, engine: Engine) -> tuple[Way, KvWay | None]:
         assert isinstance(engine, TorchEngine)
-        endpoint = Endpoint(f"replica {replica}", token, listen=f"{host}:0", gbps=gbps)
+        connect = partial(Endpoint, f"replica {replica}", token, listen=f"{host}:0", gbps=gbps)
+        kv = None
+        if config.fleet.mode == "disaggregated":
+            kv = PulledKv(replica, engine, lambda on_notify: connect(on_notify=on_notify))
+        endpoint = connect() if kv is None else kv.endpoint
         copies = HostCopies(math.inf if ttl_s is None else ttl_s)
-        return ArenaWay(engine, endpoint, copies, slots, keep_copy=keep_copy, reading=serve.reading)
+        return ArenaWay(engine, endpoint, copies, slots, keep_copy=keep_copy, reading=serve.reading), kv
 
     return make

@@ -81,6 +81,10 @@ class Prices(NamedTuple):
             over[rate] = over.get(rate, 0.0) + shard / len(sources)
         return max(num_bytes / rate for rate, num_bytes in over.items())
 
+    def kv_seconds(self, source: ReplicaId, to: ReplicaId, num_bytes: int) -> float:
+        """How long so many bytes take from each GPU of one replica to the GPU of the same rank of another."""
+        return num_bytes / self._rate(Place("gpu", source), to)
+
     def _rate(self, source: Place, replica: ReplicaId) -> float:
         slots = self.plan.slots
         match source.kind:

@@ -130,8 +130,11 @@ def _launcher(config: Config, directory: Path, logs: Path) -> LocalLauncher:
 
 def _plan(config: Config, model: ServedModel) -> FleetPlan:
     """What the fleet stands on."""
-    if config.fleet.mode != "colocated":
-        raise ConfigError('fleet.mode = "disaggregated" cannot be served yet; use "colocated" with fleet.replicas')
+    if config.fleet.mode == "disaggregated" and config.serve.engine == "torch" and config.serve.device != "cpu":
+        raise ConfigError(
+            f'fleet.mode = "disaggregated" with serve.device = {config.serve.device!r}: KV leaves only a CPU\'s pool so far; '
+            'use serve.device = "cpu", or "colocated" with fleet.replicas'
+        )
     return served_plan(config, model)
 
 

@@ -16,11 +16,27 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from squall.core.actions import AnyAction, Cut, Forget, LoadWeights, Preempt, RunSteps, Send, StopReplica, WarmReplica
+from squall.core.actions import (
+    Abandon,
+    AnyAction,
+    Cut,
+    Forget,
+    Hold,
+    Join,
+    LoadWeights,
+    Preempt,
+    Reserve,
+    RunSteps,
+    Send,
+    SendKv,
+    StopReplica,
+    WarmReplica,
+)
 from squall.core.events import (
     AnyEvent,
     LayerArrived,
     LoadFailed,
+    Offered,
     ReplicaLost,
     ReplicaStarted,
     ReplicaStopped,
@@ -36,10 +52,13 @@ from squall.errors import SquallError
 from squall.eventlog import EventLog
 from squall.live.driver import Driver, Priority
 from squall.live.engine.interface import Engine, Job, RunEnded, TokenOut
+from squall.live.handoffs import Handoffs
+from squall.live.kv_way import KvWay
 from squall.live.loading import Loads, Order, Way, Whole
 from squall.live.rpc import convert
 from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.rpc.generated import squall_pb2 as pb
+from squall.live.transport.kv import KvOffer
 
 LOAD_EVERY_S = 0.5
 
@@ -86,6 +105,7 @@ class Host:
         policy: plans its steps.
         log: of events and actions; None writes none.
         way: how its weights come; as the engine brings them itself when None.
+        kv: how its KV moves; None where it does not.
 
     Attributes:
         session: the one that is open; None while no head wants it.
@@ -93,8 +113,9 @@ class Host:
     """
 
     def __init__(
-        self, replica: ReplicaId, engine: Engine, policy: BatchingPolicy, log: EventLog | None, way: Way | None = None
-    ) -> None:
+        self, replica: ReplicaId, engine: Engine, policy: BatchingPolicy, log: EventLog | None, way: Way | None = None,
+        kv: KvWay | None = None,
+    ) -> None:  # fmt: skip
         self.replica = replica
         self.engine = engine
         self.policy = policy
@@ -103,11 +124,14 @@ class Host:
         self.session: Session | None = None
         self.failed: BaseException | None = None
         self.way: Way = Whole(lambda: self.engine.load()) if way is None else way
+        self.kv = kv
         self.loads = Loads(self.way)
 
     def close(self) -> None:
         """Its weights are not wanted any more, here or elsewhere."""
         self.loads.stop()
+        if self.kv is not None:
+            self.kv.close()
         self.way.close()
 
 
@@ -136,6 +160,7 @@ class Session:
         self._machine: Replica | None = None
         self._known: set[RequestId] = set()  # requests that the engine knows
         self._waiting: set[RequestId] = set()  # of these, not begun
+        self._handoffs = None if host.kv is None else Handoffs(host.replica, host.kv, self)
         self._run: RunId = 0
         self._heartbeat: asyncio.TimerHandle | None = None
         self._closed = False
@@ -149,7 +174,7 @@ class Session:
         self._host.session = self
         if self._host.way.addresses:
             self._put(pb.FromReplica(peer=convert.to_message(Peer(self._host.replica, self._host.way.addresses))))
-        self._tell(CONTROLLER, ReplicaStarted(self._host.replica))
+        self.tell(CONTROLLER, ReplicaStarted(self._host.replica))
         self._beat()
 
     def close(self) -> None:
@@ -164,6 +189,8 @@ class Session:
         if self._driver is not None:
             self._driver.stop()
         self._engine.cut(self._run)
+        if self._handoffs is not None:
+            self._host.thread.call(self._handoffs.close())
         self._host.thread.call(self._engine.reset)
 
     def receive(self, message: pb.ToReplica) -> None:
@@ -171,14 +198,17 @@ class Session:
         if message.WhichOneof("message") == "event":
             self._deliver(convert.event_from_message(message.event), message)
             return
+        if message.WhichOneof("message") == "kv_offer":
+            self._moving(message).take(convert.from_message(message.kv_offer, KvOffer))
+            return
         match convert.action_from_message(message.action):
             case LoadWeights(replica, transfer):
                 peers = [convert.from_message(peer, Peer) for peer in message.peers]
                 self._load(Order(replica, transfer, {peer.replica: peer.addresses for peer in peers}, self._settled))
             case WarmReplica():
-                self._in_engine(self._engine.warm, lambda _: self._tell(CONTROLLER, Warmed(self._host.replica)), self._fail)
+                self._in_engine(self._engine.warm, lambda _: self.tell(CONTROLLER, Warmed(self._host.replica)), self._fail)
             case StopReplica():
-                self._tell(CONTROLLER, ReplicaStopped(self._host.replica))
+                self.tell(CONTROLLER, ReplicaStopped(self._host.replica))
                 self.over.set()
             case other:
                 raise ValueError(f"a head does not ask for {type(other).__name__}")
@@ -195,9 +225,20 @@ class Session:
             self._known.add(job.request)
             self._waiting.add(job.request)
             self._in_engine(lambda: self._engine.add(job), None, self._fail)
-        self._driver.post(self._host.replica, event, Priority.MESSAGE)
+        elif isinstance(event, Offered):
+            self._moving(event).expect(event, convert.from_message(message.job, Job))
+        if self._handoffs is None:
+            self._driver.post(self._host.replica, event, Priority.MESSAGE)
+        elif self._handoffs.lets_pass(event):
+            self._driver.post(self._host.replica, event, Priority.MESSAGE)
+            self._handoffs.heard(event)
 
-    def _tell(self, to: MachineId, event: AnyEvent) -> None:
+    def _moving(self, what: object) -> Handoffs:
+        if self._handoffs is None:
+            raise ValueError(f"{type(what).__name__}: KV does not move here; fleet.mode is not disaggregated")
+        return self._handoffs
+
+    def tell(self, to: MachineId, event: AnyEvent) -> None:
         self._put(pb.FromReplica(send=pb.Send(to=to, event=convert.event_to_message(event))))
 
     # -- actions
@@ -209,17 +250,39 @@ class Session:
                 self._tell_begun(action)
                 self._in_engine(lambda: self._engine.run(action, self._emit), self._run_ended, self._fail)
             case Send():
-                self._tell(action.to, action.event)
+                self.tell(action.to, action.event)
             case Cut():
                 self._engine.cut(action.run)
             case Preempt():
                 self._in_engine(lambda: self._engine.preempt(action.requests), None, self._fail)
-            case Forget():
+            case Forget() | Abandon():
                 self._known.difference_update(action.requests)
                 self._waiting.difference_update(action.requests)
-                self._in_engine(lambda: self._engine.forget(action.requests), None, self._fail)
+                self._free(action.requests)
+            case Hold() | Join() | SendKv():
+                self._moving(action).perform(action)
+            case Reserve():
+                self._known.add(action.request)
+                self._moving(action).perform(action)
             case _:
                 raise TypeError(f"a replica cannot ask for {type(action).__name__}")
+
+    def _free(self, requests: tuple[RequestId, ...]) -> None:
+        if self._handoffs is not None:
+            self.in_engine(self._handoffs.let_go(requests))
+        self.in_engine(lambda: self._engine.forget(requests))
+
+    # -- for hand-offs
+
+    def in_engine(self, call: Callable[[], T], done: Callable[[T], None] | None = None) -> None:
+        self._in_engine(call, done, self._fail)
+
+    def ended(self, event: AnyEvent) -> None:
+        if self._driver is not None:
+            self._driver.post(self._host.replica, event, Priority.END)
+
+    def offer(self, offer: KvOffer) -> None:
+        self._put(pb.FromReplica(kv_offer=convert.to_message(offer)))
 
     def _tell_begun(self, action: RunSteps) -> None:
         begun = [chunk.request for chunk in action.chunks if chunk.request in self._waiting]
@@ -238,7 +301,7 @@ class Session:
     def _layers_arrived(self, count: int) -> None:
         """A replica's layers are told of once each, in order, however often its load was begun anew."""
         for layer in range(self._num_layers, count):
-            self._tell(CONTROLLER, LayerArrived(self._host.replica, layer))
+            self.tell(CONTROLLER, LayerArrived(self._host.replica, layer))
         self._num_layers = max(self._num_layers, count)
 
     def _loaded(self, moved: WeightsMoved) -> None:
@@ -250,7 +313,7 @@ class Session:
         if log is not None:
             log.created(time.monotonic_ns(), replica, self._machine)
         self._put(pb.FromReplica(moved=convert.to_message(moved)))
-        self._tell(CONTROLLER, WeightsLoaded(replica, engine.num_blocks, engine.block_size))
+        self.tell(CONTROLLER, WeightsLoaded(replica, engine.num_blocks, engine.block_size))
 
     def _load_failed(self, error: BaseException) -> None:
         if self._load_over:
@@ -258,7 +321,7 @@ class Session:
         self._load_over = True
         if not isinstance(error, SquallError):
             traceback.print_exception(error, file=sys.stderr)
-        self._tell(CONTROLLER, LoadFailed(self._host.replica, _one_line(error)))
+        self.tell(CONTROLLER, LoadFailed(self._host.replica, _one_line(error)))
 
     def _run_ended(self, ended: RunEnded) -> None:
         self._known.difference_update(ended.stopped)
@@ -268,7 +331,7 @@ class Session:
     def _fail(self, error: BaseException) -> None:
         """An engine that raised in the middle of its work is in no known state."""
         self._host.failed = error
-        self._tell(CONTROLLER, ReplicaLost(self._host.replica, _one_line(error)))
+        self.tell(CONTROLLER, ReplicaLost(self._host.replica, _one_line(error)))
         self.over.set()
         traceback.print_exception(error, file=sys.stderr)  # last: where the disk is full, it fails
 
@@ -285,17 +348,17 @@ class Session:
             try:
                 result = call()
             except Exception as error:
-                self._on_loop(failed, error)
+                self.on_loop(failed, error)
             else:
                 if done is not None:
-                    self._on_loop(done, result)
+                    self.on_loop(done, result)
 
         self._host.thread.call(work)
 
     def _emit(self, tokens: Sequence[TokenOut]) -> None:
-        self._on_loop(lambda out: self._put(pb.FromReplica(output=convert.tokens_to_message(out))), tokens)
+        self.on_loop(lambda out: self._put(pb.FromReplica(output=convert.tokens_to_message(out))), tokens)
 
-    def _on_loop(self, call: Callable[[T], None], argument: T) -> None:
+    def on_loop(self, call: Callable[[T], None], argument: T) -> None:
         if not self._closed:
             with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
                 self._loop.call_soon_threadsafe(lambda: None if self._closed else call(argument))
@@ -329,13 +392,13 @@ class _Asked:
         self._session = session
 
     def arrived(self, num_layers: int) -> None:
-        self._session._on_loop(self._session._layers_arrived, num_layers)
+        self._session.on_loop(self._session._layers_arrived, num_layers)
 
     def loaded(self, moved: WeightsMoved) -> None:
-        self._session._on_loop(self._session._loaded, moved)
+        self._session.on_loop(self._session._loaded, moved)
 
     def load_failed(self, error: Exception) -> None:
-        self._session._on_loop(self._session._load_failed, error)
+        self._session.on_loop(self._session._load_failed, error)
 
 
 def _one_line(error: BaseException) -> str:

@@ -94,9 +94,10 @@ class Fleet:
 
 
 @asynccontextmanager
-async def serving(model: Path, folder: Path, *settings: str, most: int = 3) -> AsyncIterator[Fleet]:
-    """One replica of at most so many, ready; processes for all of them are warm."""
-    wanted = (f"model.name={model}", "replica.num_blocks=128", f"fleet.replicas={{min=1, max={most}}}", "fleet.idle_ttl_s=0.05",
+async def serving(model: Path, folder: Path, *settings: str, most: int = 3, bounds: str | None = None) -> AsyncIterator[Fleet]:
+    """One replica of at most so many, ready, or what `bounds` says; processes for all of them are warm."""
+    bounds = bounds or f"fleet.replicas={{min=1, max={most}}}"
+    wanted = (f"model.name={model}", "replica.num_blocks=128", bounds, "fleet.idle_ttl_s=0.05",
               "fleet.down_window_s=600", f"cluster.gpus_per_node={most}", "queue.max_retries=20", *settings)  # fmt: skip
     config = configuration.load(None, wanted)
     folder.mkdir(exist_ok=True)

@@ -79,7 +79,7 @@ class _Sequence:
 
 
 class EmulatedEngine:
-    """See `Engine`.
+    """See `Engine` and `KvEngine`: KV that moves is counted, and never copied.
 
     Args:
         latency: prices steps.
@@ -129,6 +129,23 @@ class EmulatedEngine:
             self._stop_decoding(request)
             if (sequence := self._sequences.pop(request, None)) is not None:
                 self._release(sequence)
+
+    def pause(self, request: RequestId) -> int:
+        self._stop_decoding(request)
+        return self._sequences[request].context
+
+    def blocks(self, _request: RequestId) -> tuple[int, ...]:
+        return ()
+
+    def adopt(self, job: Job, num_tokens: int, evictable: Sequence[BlockHash] = ()) -> tuple[int, ...]:
+        self.add(job)
+        sequence = self._sequences[job.request]
+        self._grow(sequence, num_tokens, iter(evictable))
+        sequence.context = num_tokens
+        return ()
+
+    def resume(self, request: RequestId, group: int = 0) -> None:
+        self._groups.setdefault(group, {})[request] = self._sequences[request]
 
     def reset(self) -> None:
         self.ledger = Ledger(self.num_blocks)

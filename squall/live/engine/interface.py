@@ -88,7 +88,7 @@ class RunEnded(Struct, frozen=True):
 
 
 class Engine(Protocol):
-    """All methods are called in the engine's own thread, except `cut`.
+    """All methods are called in the engine's own thread, except `cut` (and `blocks`).
 
     Attributes:
         num_blocks, block_size: the KV pool, known after `load`.
@@ -132,6 +132,26 @@ class Engine(Protocol):
         ...
 
 
+class KvEngine(Engine, Protocol):
+    """An engine whose sequences can stand still, and go on where others have begun them."""
+
+    def pause(self, request: RequestId) -> int:
+        """Decode it no more, keep its tokens and KV. Returns how many tokens have KV: all but the last, once it decodes."""
+        ...
+
+    def blocks(self, request: RequestId) -> tuple[int, ...]:
+        """Where the KV of a sequence lies that stands still; none where there is nothing to be read. From any thread."""
+        ...
+
+    def adopt(self, job: Job, num_tokens: int, evictable: Sequence[BlockHash] = ()) -> tuple[int, ...]:
+        """Take a sequence over that another engine began: blocks for the KV of `num_tokens` tokens, which comes later."""
+        ...
+
+    def resume(self, request: RequestId, group: int = 0) -> None:
+        """All its KV is here: decode with `group` from the next run on."""
+        ...
+
+
 Hidden = Any
 """The residual stream of a step between two layers, in the engine's own type."""
 
@@ -139,7 +159,7 @@ Split = Any
 """A step that is run layer range by layer range, in the engine's own type."""
 
 
-class LayerEngine(Engine, Protocol):
+class LayerEngine(KvEngine, Protocol):
     """An engine whose layers can be run where they are: the first here, the others by another engine, and whose KV can move.
 
     A prompt that two engines share is `add`ed to both. The first prepares a split and runs its layers on it; the second
@@ -180,20 +200,4 @@ class LayerEngine(Engine, Protocol):
 
     def hidden_from_bytes(self, split: Split, data: memoryview) -> Hidden:
         """Raises ValueError where it is not a hidden state of this step."""
-        ...
-
-    def pause(self, request: RequestId) -> int:
-        """Decode it no more, keep its tokens and KV. Returns how many tokens have KV: all but the last, once it decodes."""
-        ...
-
-    def blocks(self, request: RequestId) -> tuple[int, ...]:
-        """Where its KV lies."""
-        ...
-
-    def adopt(self, job: Job, num_tokens: int, evictable: Sequence[BlockHash] = ()) -> tuple[int, ...]:
-        """Take a sequence over that another engine began: blocks for the KV of `num_tokens` tokens, which comes later."""
-        ...
-
-    def resume(self, request: RequestId) -> None:
-        """All its KV is here: decode from the next run on."""
         ...

@@ -287,9 +287,9 @@ class TorchEngine:
         self._blocks.attach(job.request, ())
         return tuple(self._blocks.extend(job.request, num_tokens, iter(evictable)))
 
-    def resume(self, request: RequestId) -> None:
+    def resume(self, request: RequestId, group: int = 0) -> None:
         tokens = self._states[request].tokens
-        self._groups[0].join(request, tokens[-1], len(tokens) - 1, self._blocks.tables[request])
+        self._groups.setdefault(group, self._no_rows()).join(request, tokens[-1], len(tokens) - 1, self._blocks.tables[request])
 
     def _begin(self, chunk: Chunk) -> None:
         """On the first chunk of a prefill, take over what the prefix cache holds."""

@@ -21,6 +21,7 @@ from squall.live.rpc import convert
 from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.rpc.generated import squall_pb2 as pb
 from squall.live.rpc.service import OPTIONS, session_of
+from squall.live.transport.kv import KvOffer
 
 SILENCE_S = 10.0
 """A replica that says nothing for so long is lost: a live one sends its load twice a second."""
@@ -35,6 +36,7 @@ class Listener(Protocol):
     def begun(self, client: ReplicaClient, requests: Sequence[RequestId]) -> None: ...
     def reachable(self, client: ReplicaClient, peer: Peer) -> None: ...
     def moved(self, client: ReplicaClient, moved: WeightsMoved) -> None: ...
+    def offered(self, client: ReplicaClient, offer: KvOffer) -> None: ...
 
 
 class ReplicaClient:
@@ -58,6 +60,10 @@ class ReplicaClient:
     def send(self, message: AnyEvent | AnyAction, job: Job | None = None, peers: Sequence[Peer] = ()) -> None:
         """Put a message on the stream. Never blocks; what a broken stream loses, its owner learns of as a lost replica."""
         self._outbox.put_nowait(convert.to_replica(message, job, peers))
+
+    def hand_on(self, offer: KvOffer) -> None:
+        """What another replica offers this one; as `send`."""
+        self._outbox.put_nowait(pb.ToReplica(kv_offer=convert.to_message(offer)))
 
     async def run(self, address: str) -> str:
         """Talk until the session is over, and say why it is."""
@@ -97,6 +103,8 @@ class ReplicaClient:
                     self._listener.reachable(self, convert.from_message(message.peer, Peer))
                 case "moved":
                     self._listener.moved(self, convert.from_message(message.moved, WeightsMoved))
+                case "kv_offer":
+                    self._listener.offered(self, convert.from_message(message.kv_offer, KvOffer))
         return "the worker ended the session"
 
     async def _watch(self) -> str:

@@ -12,7 +12,7 @@ import msgspec
 import xxhash
 from msgspec import Struct
 
-from squall.core.types import RequestId
+from squall.core.types import ReplicaId, RequestId
 from squall.errors import ConfigError, PeerLost, PeerRefused, TransferFailed
 from squall.live.transport.interface import Link, Transport
 from squall.live.transport.region import Region, Segment
@@ -50,6 +50,7 @@ class KvOffer(Struct, frozen=True):
         blocks: which hold them, in order, in the sender's `pool`.
         sums: a checksum for each layer (XXH3, 64 bits).
         addresses, fingerprint: of the sender, and of what is in its pool.
+        source, to: the replicas; `number`: unlike that of any other offer, also of the same request.
     """
 
     request: RequestId
@@ -61,14 +62,18 @@ class KvOffer(Struct, frozen=True):
     pool: Pool
     addresses: tuple[str, ...]
     fingerprint: str
+    source: ReplicaId = 0
+    to: ReplicaId = 0
+    number: int = 0
 
 
 class KvTaken(Struct, frozen=True, tag=True):
-    """The receiver's word to the sender: layers [first, last) are here and right."""
+    """The receiver's word to the sender: layers [first, last) of offer `number` are here and right."""
 
     request: RequestId
     first: int
     last: int
+    number: int = 0
 
 
 def offer(
@@ -79,16 +84,44 @@ def offer(
     num_tokens: int,
     blocks: Sequence[int],
     layers: tuple[int, int],
+    ends: tuple[ReplicaId, ReplicaId] = (0, 0),
+    number: int = 0,
 ) -> KvOffer:
     """What a sender says of a sequence that stands still; its blocks must stay until they are taken."""
     sums = tuple(_digest(region, pool.segments(layer, blocks)) for layer in range(*layers))
-    return KvOffer(request, *layers, num_tokens, tuple(blocks), sums, pool, addresses, region.fingerprint)
+    return KvOffer(request, *layers, num_tokens, tuple(blocks), sums, pool, addresses, region.fingerprint, *ends, number)
 
 
-def pull(transport: Transport, offered: KvOffer, region: Region, pool: Pool, blocks: Sequence[int]) -> int:
+class Stop:
+    """Lets somebody else end a `pull`. From any thread."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self._link: Link | None = None
+        self._lock = threading.Lock()
+
+    def stop(self) -> None:
+        """What is under way raises at once, and nothing is begun any more."""
+        with self._lock:
+            self.wanted = True
+            if self._link is not None:
+                self._link.interrupt()
+
+    def watch(self, link: Link | None) -> None:
+        """The connection that is in use now. Raises TransferFailed where none is wanted any more."""
+        with self._lock:
+            self._link = link
+            if self.wanted and link is not None:
+                raise TransferFailed("it is not wanted any more")
+
+
+def pull(
+    transport: Transport, offered: KvOffer, region: Region, pool: Pool, blocks: Sequence[int], stop: Stop | None = None
+) -> int:
     """Fetch what is offered into `blocks` of our own pool, and tell the sender that it is here.
 
-    A broken connection is taken up again at the layer. Blocks of one call must be nobody else's until it returns.
+    A broken connection is taken up again at the layer. Blocks of one call must be nobody else's until it returns; `stop` makes it
+    return soon.
 
     Returns:
         The bytes that were fetched.
@@ -96,34 +129,35 @@ def pull(transport: Transport, offered: KvOffer, region: Region, pool: Pool, blo
     Raises:
         PeerRefused: the pools differ, or the sender has withdrawn it. TransferFailed: it could not be had.
     """
+    stop = stop or Stop()
     if region.fingerprint != offered.fingerprint or pool.block_bytes != offered.pool.block_bytes:
         raise PeerRefused(f"KV of {offered.fingerprint} is offered; here is {region.fingerprint}")
     if len(blocks) != len(offered.blocks) or len(offered.sums) != offered.last - offered.first:
         raise PeerRefused(
             f"{len(offered.blocks)} KV blocks and {len(offered.sums)} checksums are offered for {len(blocks)} blocks"
         )
-    layer, attempts, reason, link = offered.first, 0, "", None
-    while attempts < ATTEMPTS:
-        try:
-            link = link or _dial(transport, offered)
-            while layer < offered.last:
-                if _pull_layer(link, offered, region, pool, layer, blocks):
-                    layer, attempts = layer + 1, 0
-                elif (attempts := attempts + 1) == ATTEMPTS:
-                    reason = f"layer {layer} came {ATTEMPTS} times with a wrong checksum"
-                    break
-            else:
-                link.notify(msgspec.msgpack.encode(KvTaken(offered.request, offered.first, offered.last)))
-                return 2 * (offered.last - offered.first) * len(blocks) * pool.block_bytes
-        except PeerLost as error:
-            reason, attempts = str(error), attempts + 1
-            if link is not None:
-                link.close()
-            link = None
-            time.sleep(_PAUSE_S)
-        finally:
-            if link is not None and (layer == offered.last or attempts == ATTEMPTS):
-                link.close()
+    layer, attempts, reason, link = offered.first, 0, "it is not wanted any more", None
+    try:
+        while attempts < ATTEMPTS and not stop.wanted:
+            try:
+                link = link or _dial(transport, offered)
+                stop.watch(link)
+                while layer < offered.last and attempts < ATTEMPTS:
+                    if _pull_layer(link, offered, region, pool, layer, blocks):
+                        layer, attempts = layer + 1, 0
+                    else:
+                        attempts += 1
+                        reason = f"layer {layer} came {attempts} times with a wrong checksum"
+                if layer == offered.last:
+                    link.notify(msgspec.msgpack.encode(KvTaken(offered.request, offered.first, offered.last, offered.number)))
+                    return 2 * (offered.last - offered.first) * len(blocks) * pool.block_bytes
+            except PeerLost as error:
+                reason, attempts = str(error), attempts + 1
+                _close(link, stop)
+                link = None
+                time.sleep(_PAUSE_S)
+    finally:
+        _close(link, stop)
     raise TransferFailed(f"KV of request {offered.request}, layers {offered.first} to {offered.last - 1}: {reason}")
 
 
@@ -131,17 +165,17 @@ class Ledger:
     """A sender's account of offers that nobody has taken yet. From any thread.
 
     Args:
-        free: told of a request all of whose offered layers have been taken: its blocks are the sender's again.
+        free: told of the last of a request's offers that is taken: its blocks are the sender's again.
     """
 
-    def __init__(self, free: Callable[[RequestId], None]) -> None:
+    def __init__(self, free: Callable[[KvTaken], None]) -> None:
         self._free = free
-        self._owed: dict[RequestId, set[tuple[int, int]]] = {}
+        self._owed: dict[RequestId, set[KvTaken]] = {}
         self._lock = threading.Lock()
 
-    def offered(self, request: RequestId, first: int, last: int) -> None:
+    def offered(self, request: RequestId, first: int, last: int, number: int = 0) -> None:
         with self._lock:
-            self._owed.setdefault(request, set()).add((first, last))
+            self._owed.setdefault(request, set()).add(KvTaken(request, first, last, number))
 
     def on_notify(self, _node: str, payload: bytes) -> None:
         """For `Transport`: a receiver has spoken. What makes no sense, or comes twice, is passed over."""
@@ -151,18 +185,27 @@ class Ledger:
             return
         with self._lock:
             owed = self._owed.get(taken.request, set())
-            if (taken.first, taken.last) not in owed:
+            if taken not in owed:
                 return
-            owed.remove((taken.first, taken.last))
+            owed.remove(taken)
             if owed:
                 return
             del self._owed[taken.request]
-        self._free(taken.request)
+        self._free(taken)
 
-    def withdraw(self, request: RequestId) -> bool:
-        """The receiver will not come: whether its blocks were still kept for it, and are the sender's again."""
+    def withdraw(self, request: RequestId, number: int | None = None) -> bool:
+        """The receiver of all offers of a request, or of offer `number`, will not come: whether any was still kept for it."""
         with self._lock:
-            return self._owed.pop(request, None) is not None
+            owed = self._owed.pop(request, set())
+            if left := {offer for offer in owed if number is not None and offer.number != number}:
+                self._owed[request] = left
+            return len(left) < len(owed)
+
+
+def _close(link: Link | None, stop: Stop) -> None:
+    stop.watch(None)
+    if link is not None:
+        link.close()
 
 
 def _dial(transport: Transport, offered: KvOffer) -> Link:

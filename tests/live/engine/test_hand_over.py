@@ -82,7 +82,7 @@ def test_a_request_moves_in_the_middle_of_its_decode(tiny: Path, sampling: str, 
     b.add(Job(1, PROMPT[:9], JOBS["greedy"]))  # so that block numbers differ
     b.prepare([Chunk(1, 0, 9, 0, True)])
     freed: list[int] = []
-    ledger = Ledger(freed.append)
+    ledger = Ledger(lambda taken: freed.append(taken.request))
     tokens = [*prefill(a, job), *decode(a, 2, len(PROMPT) + 1, 4)]
     with peers(a, b, ledgers=[ledger]) as (at_a, at_b):
         length = a.pause(job.request)
@@ -153,7 +153,7 @@ def test_kv_that_is_not_what_was_offered_is_not_taken(tiny: Path, checkpoint: Ca
     job = Job(5, PROMPT, JOBS["greedy"])
     a, b = engine(tiny), engine(tiny)
     freed: list[int] = []
-    ledger = Ledger(freed.append)
+    ledger = Ledger(lambda taken: freed.append(taken.request))
     prefill(a, job)
     with peers(a, b, ledgers=[ledger]) as (at_a, at_b):
         what = offered(a, at_a, 5, len(PROMPT), 0, 3)

@@ -18,6 +18,7 @@ from squall.live.engine.interface import Job, Sampling, TokenOut
 from squall.live.rpc import convert
 from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.rpc.generated import squall_pb2 as pb
+from squall.live.transport.kv import KvOffer, Pool
 
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(0, 2**31 - 1),
@@ -115,3 +116,13 @@ def test_an_order_for_weights_travels_with_where_its_peers_are() -> None:
 def test_a_word_from_a_newer_version_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="without a known event"):
         convert.event_from_message(pb.Event())
+
+
+@given(structs(KvOffer))
+def test_offers_of_kv(offer: KvOffer) -> None:
+    assert convert.from_message(over_the_wire(convert.to_message(offer)), KvOffer) == offer
+
+
+def test_checksums_of_all_64_bits() -> None:
+    offer = KvOffer(1, 0, 2, 5, (3,), (2**64 - 1, 0), Pool(2, 8, 64), ("shm://a",), "KV", 0, 1, 2**63 - 1)
+    assert convert.from_message(over_the_wire(convert.to_message(offer)), KvOffer) == offer

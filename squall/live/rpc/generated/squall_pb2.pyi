@@ -33,18 +33,20 @@ REJECTION_NO_CAPACITY: Rejection
 REJECTION_LOST: Rejection
 
 class ToReplica(_message.Message):
-    __slots__ = ("open", "event", "action", "job", "peers")
+    __slots__ = ("open", "event", "action", "kv_offer", "job", "peers")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
+    KV_OFFER_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     open: Open
     event: Event
     action: Action
+    kv_offer: KvOffer
     job: Job
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., kv_offer: _Optional[_Union[KvOffer, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("replica", "settled")
@@ -63,20 +65,60 @@ class Peer(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FromReplica(_message.Message):
-    __slots__ = ("send", "output", "load", "begun", "peer", "moved")
+    __slots__ = ("send", "output", "load", "begun", "peer", "moved", "kv_offer")
     SEND_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     MOVED_FIELD_NUMBER: _ClassVar[int]
+    KV_OFFER_FIELD_NUMBER: _ClassVar[int]
     send: Send
     output: StepOutput
     load: ReplicaLoad
     begun: Begun
     peer: Peer
     moved: WeightsMoved
-    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., load: _Optional[_Union[ReplicaLoad, _Mapping]] = ..., begun: _Optional[_Union[Begun, _Mapping]] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., moved: _Optional[_Union[WeightsMoved, _Mapping]] = ...) -> None: ...
+    kv_offer: KvOffer
+    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., load: _Optional[_Union[ReplicaLoad, _Mapping]] = ..., begun: _Optional[_Union[Begun, _Mapping]] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., moved: _Optional[_Union[WeightsMoved, _Mapping]] = ..., kv_offer: _Optional[_Union[KvOffer, _Mapping]] = ...) -> None: ...
+
+class KvOffer(_message.Message):
+    __slots__ = ("request", "first", "last", "num_tokens", "blocks", "sums", "pool", "addresses", "fingerprint", "source", "to", "number")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    first: int
+    last: int
+    num_tokens: int
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    sums: _containers.RepeatedScalarFieldContainer[int]
+    pool: Pool
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    fingerprint: str
+    source: int
+    to: int
+    number: int
+    def __init__(self, request: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., num_tokens: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., sums: _Optional[_Iterable[int]] = ..., pool: _Optional[_Union[Pool, _Mapping]] = ..., addresses: _Optional[_Iterable[str]] = ..., fingerprint: _Optional[str] = ..., source: _Optional[int] = ..., to: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class Pool(_message.Message):
+    __slots__ = ("num_layers", "num_blocks", "block_bytes")
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_layers: int
+    num_blocks: int
+    block_bytes: int
+    def __init__(self, num_layers: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ...) -> None: ...
 
 class WeightsMoved(_message.Message):
     __slots__ = ("kind", "num_bytes", "first_byte_s", "seconds", "num_repaired")
@@ -392,12 +434,14 @@ class ReplicaUp(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_size: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., partner: _Optional[int] = ...) -> None: ...
 
 class ReplicaDown(_message.Message):
-    __slots__ = ("replica", "lost")
+    __slots__ = ("replica", "lost", "asked")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
     replica: int
     lost: bool
-    def __init__(self, replica: _Optional[int] = ..., lost: bool = ...) -> None: ...
+    asked: bool
+    def __init__(self, replica: _Optional[int] = ..., lost: bool = ..., asked: bool = ...) -> None: ...
 
 class DrainWanted(_message.Message):
     __slots__ = ()

@@ -1,0 +1,130 @@
+"""KV out of one engine's pool into another's: offered by its sender, read by its receiver, and freed on the receiver's word.
+
+Knows blocks, offers and threads; nothing of what a request is.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from msgspec import Struct
+
+from squall.core.actions import SendKv
+from squall.core.types import ReplicaId, RequestId
+from squall.errors import ModelError, SquallError, TransferFailed
+from squall.live.engine.interface import KvEngine
+from squall.live.engine.torch_engine import TorchEngine
+from squall.live.kv_way import Sender, Taking
+from squall.live.transport.endpoint import Endpoint
+from squall.live.transport.interface import OnNotify
+from squall.live.transport.kv import KvOffer, KvTaken, Ledger, Stop, offer, pull
+from squall.live.transport.region import Region
+
+THREADS = 4
+"""Hand-offs that a replica works on at once, on either side; the others wait in order."""
+
+
+class _Offered(Struct):
+    """What was promised to whom, and who wants to know how it ends."""
+
+    request: RequestId
+    sender: Sender
+    num_bytes: int
+
+
+class PulledKv:
+    """See `KvWay`.
+
+    Args:
+        replica: whose.
+        engine: has a pool that peers can read, once it is built.
+        connect: makes the replica's end of its links, which tells us what receivers say.
+
+    Attributes:
+        endpoint: the one that was made; not ours to close.
+    """
+
+    def __init__(self, replica: ReplicaId, engine: TorchEngine, connect: Callable[[OnNotify], Endpoint]) -> None:
+        self.engine: KvEngine = engine
+        self._torch = engine
+        self._replica = replica
+        self._ledger = Ledger(self._taken)
+        self._offers: dict[int, _Offered] = {}
+        self._threads = ThreadPoolExecutor(THREADS, f"kv-{replica}")
+        self.endpoint = connect(self._ledger.on_notify)
+
+    # -- as a sender
+
+    def send(self, action: SendKv, number: int, sender: Sender) -> None:
+        self._offers[number] = _Offered(action.request, sender, 0)
+        self._threads.submit(self._offer, action, number)
+
+    def _offer(self, action: SendKv, number: int) -> None:
+        """In a thread: checksums take a while."""
+        if (offered := self._offers.get(number)) is None:
+            return
+        try:
+            region, pool = self._region(), self._torch.kv_pool
+            blocks = self._torch.blocks(action.request)[: -(-action.num_tokens // self._torch.block_size)]
+            first, last = action.first_layer, action.last_layer or pool.num_layers
+            ends = self._replica, action.to
+            made = offer(
+                region, pool, self.endpoint.addresses, action.request, action.num_tokens, blocks, (first, last), ends, number
+            )
+        except Exception:
+            traceback.print_exc(file=sys.stderr)
+            offered.sender.failed(action.request, number)
+            return
+        offered.num_bytes = 2 * (last - first) * len(blocks) * pool.block_bytes
+        self._ledger.offered(action.request, first, last, number)
+        if number in self._offers:
+            offered.sender.offered(made)
+        else:
+            self._ledger.withdraw(action.request, number)
+
+    def _taken(self, taken: KvTaken) -> None:
+        if (offered := self._offers.pop(taken.number, None)) is not None:
+            offered.sender.sent(taken.request, taken.number, offered.num_bytes)
+
+    def withdraw(self, number: int) -> None:
+        if (offered := self._offers.pop(number, None)) is not None:
+            self._ledger.withdraw(offered.request, number)
+
+    # -- as a receiver
+
+    def take(self, offer: KvOffer, blocks: Sequence[int]) -> Taking:
+        stop = Stop()
+        return PulledTaking(stop, self._threads.submit(self._pull, offer, blocks, stop))
+
+    def _pull(self, offered: KvOffer, blocks: Sequence[int], stop: Stop) -> int:
+        try:
+            return pull(self.endpoint, offered, self._region(), self._torch.kv_pool, blocks, stop)
+        except SquallError:
+            raise
+        except Exception as error:  # whatever it is, nothing is lost but this hand-off
+            traceback.print_exc(file=sys.stderr)
+            raise TransferFailed(f"{type(error).__name__}: {error}") from None
+
+    def _region(self) -> Region:
+        if (region := self._torch.kv_region) is None:
+            raise ModelError("the KV pool is on a GPU, from where it cannot be moved yet")
+        return region
+
+    def close(self) -> None:
+        self._offers.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+class PulledTaking:
+    """See `Taking`."""
+
+    def __init__(self, stop: Stop, ended: Future[int]) -> None:
+        self.ended = ended
+        self._stop = stop
+
+    def stop(self) -> None:
+        self.ended.cancel()  # where no thread has begun with it
+        self._stop.stop()
