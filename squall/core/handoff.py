@@ -104,8 +104,8 @@ class Handoffs:
     """
 
     __slots__ = (
-        "_arrived", "_block_size", "_expected", "_held", "_id", "_just_held", "_leaving", "_offers", "_pool", "_running",
-        "_seats", "_unwanted", "role", "stirred",
+        "_arrived", "_block_size", "_disowned", "_expected", "_held", "_id", "_just_held", "_leaving", "_offers", "_pool",
+        "_running", "_seats", "_unwanted", "role", "stirred",
     )  # fmt: skip
 
     def __init__(self, id: ReplicaId, pool: BlockPool, running: dict[RequestId, Work], block_size: int, seats: int) -> None:
@@ -118,6 +118,7 @@ class Handoffs:
         self._seats = seats
         self._held: dict[RequestId, Source] = {}
         self._just_held: list[Held] = []
+        self._disowned: list[Source] = []  # of no use, but still read from
         self._expected: dict[RequestId, Target] = {}
         self._offers: deque[Target] = deque()  # those without blocks
         self._arrived: list[Target] = []  # complete; they join the decodes at the next boundary with a seat for them
@@ -127,7 +128,7 @@ class Handoffs:
     @property
     def num_held(self) -> int:
         """Requests whose KV waits to leave, or is on its way."""
-        return len(self._held)
+        return len(self._held) + len(self._disowned)
 
     @property
     def num_expected(self) -> int:
@@ -215,6 +216,8 @@ class Handoffs:
         return [SendKv(wanted.request, wanted.to, wanted.first_layer, wanted.last_layer, source.work.target)]
 
     def _sent(self, event: KvSent) -> list[AnyAction]:
+        if self._disowned and (actions := self._end_disowned(event.request, event.to)) is not None:
+            return actions
         source = self._held.get(event.request)
         if source is None or source.sending is None or source.sending.to != event.to:
             return []  # of a process before this one
@@ -228,6 +231,8 @@ class Handoffs:
         if event.to == self._id:
             self._lack(event.request, event.first_layer, event.last_layer)
             return []
+        if self._disowned and (actions := self._end_disowned(event.request, event.to)) is not None:
+            return actions
         source = self._held.get(event.request)
         if source is None or source.sending is None or source.sending.to != event.to:
             return []
@@ -251,6 +256,22 @@ class Handoffs:
             source.gone = source.silent = True
             if source.sending is None:
                 self._leave(source)
+            else:  # it may be held once more before that has ended
+                del self._held[request]
+                self._disowned.append(source)
+
+    def _end_disowned(self, request: RequestId, to: ReplicaId) -> list[AnyAction] | None:
+        """Nothing is read from its blocks any more; None where nobody who was disowned was on the way there."""
+        for source in self._disowned:
+            sent = source.sending
+            if sent is not None and sent.request == request and sent.to == to:
+                self._disowned.remove(source)
+                self._leaving.append(source)
+                self.stirred = True
+                anew = self._held.get(request)
+                comes = anew is not None and any(part is not None and part.to == to for part in (anew.sending, anew.wanted))
+                return [] if comes else [_failed(sent)]
+        return None
 
     def _change_role(self, role: Role) -> list[AnyAction]:
         """Whoever is held and not asked for decodes here, without a copy, if this replica decodes from now on."""
