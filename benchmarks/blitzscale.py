@@ -135,7 +135,9 @@ def faults_row(smoke: bool) -> bool:
         f"{found.wrong} requests without exactly one end, GPU budget exceeded {found.over_budget} times; "
         f"{dict(found.outcomes)}; {found.cpu_s:.1f} CPU s"
     )
-    return not found.wrong and not found.over_budget
+    for line in found.broken:
+        print(f"    ended with an error: {line}")
+    return not found.wrong and not found.over_budget and not found.broken
 
 
 def hour_row(smoke: bool) -> bool:

@@ -54,7 +54,10 @@ class Watch:
 
 
 class Stressed(Struct):
-    """What came of it; `wrong` are requests without exactly one end, and records that say something else than the machines."""
+    """What came of it; `wrong` are requests without exactly one end, and records that say something else than the machines.
+
+    A run that ends with an error is a defect: it is named in `broken` by its seed and counts for nothing else.
+    """
 
     events: int = 0
     runs: int = 0
@@ -64,6 +67,7 @@ class Stressed(Struct):
     over_budget: int = 0
     cpu_s: float = 0.0
     outcomes: Counter[str] = field(default_factory=Counter)
+    broken: list[str] = field(default_factory=list)
 
 
 def stressed(pair: Pair, num_events: int) -> Stressed:
@@ -75,8 +79,14 @@ def stressed(pair: Pair, num_events: int) -> Stressed:
         watch = Watch(pair.num_slots)
         began = time.process_time()
         requests = _jumping(seed)
-        record = pair.play(config, requests, watch)
-        found.cpu_s += time.process_time() - began
+        seed += 1
+        try:
+            record = pair.play(config, requests, watch)
+        except Exception as error:
+            found.broken.append(f"seed {seed - 1}: {type(error).__name__}: {error}")
+            continue
+        finally:
+            found.cpu_s += time.process_time() - began
         found.events += record.scale_ups + record.scale_downs
         found.runs += 1
         found.requests += len(requests)
@@ -85,7 +95,6 @@ def stressed(pair: Pair, num_events: int) -> Stressed:
         found.outcomes.update(row.outcome.value for row in record.requests)
         known = {row.id for row in record.requests if row.outcome is not Outcome.UNFINISHED}
         found.wrong += sum(watch.ends[request.id] != 1 or request.id not in known for request in requests)
-        seed += 1
     return found
 
 
