@@ -33,6 +33,7 @@ from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.rpc.generated import squall_pb2 as pb
 from squall.live.rpc.service import SERVICE, session_of
 from squall.live.session import Host
+from squall.live.transport.kv import KvOffer
 from squall.live.worker import _replicas
 
 
@@ -48,6 +49,7 @@ class Ear:
         self.began: list[int] = []
         self.peer: Peer | None = None
         self.moves: list[WeightsMoved] = []
+        self.offers: list[KvOffer] = []
 
     def heard(self, client: ReplicaClient, to: MachineId, event: AnyEvent) -> None:
         self.events.append(event)
@@ -69,6 +71,9 @@ class Ear:
 
     def reachable(self, client: ReplicaClient, peer: Peer) -> None:
         self.peer = peer
+
+    def offered(self, client: ReplicaClient, offer: KvOffer) -> None:
+        self.offers.append(offer)
 
     def moved(self, client: ReplicaClient, moved: WeightsMoved) -> None:
         self.moves.append(moved)
