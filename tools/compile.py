@@ -3,7 +3,8 @@
     python tools/compile.py [--remove]
 
 The results lie beside the sources, and Python prefers them: after a change to one of these sources, build again or remove.
-A module that defines a `Struct` is not among them, since a compiled class forgets what msgspec made of it.
+A module that defines a `Struct` is not among them, since a compiled class forgets what msgspec made of it; one whose class
+inherits from a compiled one is, since an interpreted class cannot.
 """
 
 import importlib.util
@@ -21,20 +22,29 @@ HOT = (
     "squall/core/decodes",
     "squall/core/disaggregated",
     "squall/core/entries",
+    "squall/core/controller",
+    "squall/core/demand",
+    "squall/core/fleet",
     "squall/core/groups",
     "squall/core/handoff",
     "squall/core/handoff_queue",
+    "squall/core/live_source",
+    "squall/core/placing",
     "squall/core/pipeline",
     "squall/core/prefix_index",
+    "squall/core/rates",
     "squall/core/replica",
     "squall/core/replica_index",
     "squall/core/router",
     "squall/perf/prices",
     "squall/perf/progressions",
     "squall/sim/driver",
+    "squall/sim/handoff",
+    "squall/sim/layers",
     "squall/sim/pipeline",
     "squall/sim/network",
     "squall/sim/shares",
+    "squall/sim/weights",
     "squall/sim/world",
 )
 """What every event passes. The policies are not among them: they are `Struct`s."""
