@@ -231,8 +231,8 @@ class Handoffs:
         if event.to == self._id:
             self._lack(event.request, event.first_layer, event.last_layer)
             return []
-        if self._disowned and (actions := self._end_disowned(event.request, event.to)) is not None:
-            return actions
+        if self._disowned and (ended := self._end_disowned(event.request, event.to)) is not None:
+            return ended
         source = self._held.get(event.request)
         if source is None or source.sending is None or source.sending.to != event.to:
             return []
