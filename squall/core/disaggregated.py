@@ -185,7 +185,8 @@ class DisaggregatedRouter(Router):
         if entry is None or entry.held is None or entry.to is None or entry.to.replica != event.to:
             return []  # that one is gone, and the request was promised to another one since
         if entry.held.head is not None or entry.to is entry.backend:
-            return self._begin_again(entry, event.replica, now)  # the other half may have left already
+            # the other half may have left already, and this one is of no use then
+            return [Send(event.replica, Disowned((event.request,))), *self._begin_again(entry, event.replica, now)]
         entry.num_failed += 1
         actions = self._return_to_queue(entry)
         if entry.num_failed > self.max_retries:
