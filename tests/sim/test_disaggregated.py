@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
-from squall.config import Cluster, Config, Handoff, Model, ReplicaSpec
+from squall.config import Cluster, Config, Model, ReplicaSpec
 from squall.core.actions import AnyAction, SendKv, StartReplica, StopReplica
 from squall.core.disaggregated import DisaggregatedRouter
 from squall.core.events import Adopted, AnyEvent, KvFailed, KvSent, ReplicaLost
@@ -20,10 +21,11 @@ from squall.core.machine import Machine
 from squall.core.metrics import Outcome, RunRecord
 from squall.core.replica import Replica
 from squall.core.types import MILLISECOND, ROUTER, SECOND, MachineId, Nanos, RequestId, Role
-from squall.fleet_tables import Fault, Fleet, Replicas
+from squall.fleet_tables import Fault, Fleet, Handoff, Replicas
 from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import resolve_gpu
 from squall.policies.batching import Vllm
+from squall.policies.scale import Scale
 from squall.sim.ground import Ground, bare_ground, ground
 from squall.sim.linear import Linear
 from squall.sim.run import simulate
@@ -230,7 +232,8 @@ def test_whatever_breaks_and_whoever_changes_every_request_ends_once_and_all_blo
     fleet = Fleet("disaggregated", prefill=few, decode=few, up_interval_s=0.05, down_window_s=0.1, idle_ttl_s=0.2)
     steps = tuple(sorted(wishes, key=lambda wish: wish[0]))
     config = Config(
-        fleet=fleet, scale=Wishes(steps), batching=Vllm(16, 256), handoff=Handoff(delay_ms / 1000, share), faults=tuple(faults),
+        fleet=fleet, scale=cast(Scale, Wishes(steps)), batching=Vllm(16, 256),
+        handoff=Handoff(delay_ms / 1000, share), faults=tuple(faults),
         cluster=Cluster("h100-sxm", 1, 6), queue=replace(Config().queue, max_retries=20),
     )  # fmt: skip
     log: Log = []
