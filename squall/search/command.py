@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -77,20 +78,18 @@ def run(options: Options, say: Say) -> Path | None:
         _again(options, read(options.place), say)
         return None
     tree, search = question(options)
-    once = _Once()
-    logging.getLogger("squall.workload.build").addFilter(once)
     place = place_for("search", None if options.out is None else str(options.out))
-    store = Store(options.store if options.store is not None else STORE)
-    workers = _workers(options, search)
-    try:
-        answers, sample_of = _conducted(search, tree, workers, store, say)
-    except KeyboardInterrupt:
-        say("interrupted before anything was measured to the end: run the same command again to go on where it ended")
-        raise
-    finally:
-        workers.close()
-        store.close()
-        logging.getLogger("squall.workload.build").removeFilter(once)
+    with ExitStack() as stack:
+        stack.enter_context(_said_once("squall.workload.build"))
+        store = Store(options.store if options.store is not None else STORE)
+        stack.callback(store.close)
+        workers = _workers(options, search)
+        stack.callback(workers.close)
+        try:
+            answers, sample_of = _conducted(search, tree, workers, store, say)
+        except KeyboardInterrupt:
+            say("interrupted before anything was measured to the end: run the same command again to go on where it ended")
+            raise
     write(place, answers, sample_of(answers))
     for line in told(answers, options.rate, sample_of(answers)):
         say(line)
@@ -101,18 +100,23 @@ def run(options: Options, say: Say) -> Path | None:
     return place
 
 
-class _Once(logging.Filter):
-    """Lets every message through once: a workload is drawn many times."""
+@contextmanager
+def _said_once(name: str) -> Iterator[None]:
+    """Lets every message of the logger `name` through once: a workload is drawn many times."""
+    said: set[str] = set()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._said: set[str] = set()
-
-    def filter(self, record: logging.LogRecord) -> bool:
+    def is_new(record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        new = message not in self._said
-        self._said.add(message)
+        new = message not in said
+        said.add(message)
         return new
+
+    logger = logging.getLogger(name)
+    logger.addFilter(is_new)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_new)
 
 
 def question(options: Options) -> tuple[dict[str, Any], Search]:

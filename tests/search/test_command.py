@@ -1,5 +1,6 @@
 """`squall search` as a user types it: what it says, what it leaves behind, what it answers afterwards, and how it ends early."""
 
+import logging
 import os
 import signal
 import subprocess
@@ -192,6 +193,17 @@ def test_ctrl_c_keeps_what_is_known(tmp_path: Path) -> None:
     assert not answers.complete
     assert len(answers.results) >= 3
     assert tomllib.loads((tmp_path / "found" / "best.toml").read_text())["model"]["name"] == "llama-3-8b"
+
+
+def test_a_search_that_is_refused_leaves_the_log_as_it_was(squall: Squall, tmp_path: Path) -> None:
+    config = written(tmp_path / "search.toml")
+    (tmp_path / "found").mkdir()
+    (tmp_path / "found" / "mine").write_text("")
+    code, _, err = squall(config, "--workers", 1, "--out", "found")
+    assert (code, err.count("\n")) == (2, 1), err
+    code, _, err = squall(config, "--workers", 1, "--store", tmp_path)
+    assert (code, err.count("\n")) == (2, 1), err
+    assert not logging.getLogger("squall.workload.build").filters
 
 
 def test_the_other_example_varies_whole_tables() -> None:
