@@ -28,6 +28,8 @@ HOT = (
     "squall/core/groups",
     "squall/core/handoff",
     "squall/core/handoff_queue",
+    "squall/core/horizon",
+    "squall/core/live_scaling",
     "squall/core/live_source",
     "squall/core/placing",
     "squall/core/pipeline",

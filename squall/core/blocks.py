@@ -12,10 +12,20 @@ from collections.abc import Iterable, Sequence
 from itertools import islice, takewhile
 from typing import Final
 
-from squall.core.types import BlockHash
+from squall.core.types import BlockHash, Request
 
 EVICTED_AT_ONCE: Final = 64
 """A run is bounded so that it evicts no more blocks than this (or one step's), since it must name them beforehand."""
+
+
+def blocks_of(tokens: int, block_size: int) -> int:
+    """KV blocks that hold so many tokens."""
+    return -(-tokens // block_size)
+
+
+def most_blocks(request: Request, block_size: int) -> int:
+    """KV blocks that a request may come to hold: the last token's KV is never needed."""
+    return blocks_of(request.num_prompt_tokens + request.max_output_tokens - 1, block_size)
 
 
 class BlockPool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from squall.core.blocks import blocks_of, most_blocks
 from squall.core.types import FOREVER, BlockHash, Nanos, Request, RequestId
 
 NEVER: Final = -1
@@ -51,12 +52,17 @@ class Work:
         self.joined = NEVER
         self.started = False
 
+    def new_blocks(self, tokens: int, block_size: int) -> int:
+        """Blocks that it takes to compute so many more tokens of a prefill."""
+        needed = -(-(self.computed + tokens) // block_size)
+        return (needed if needed > self.reserved else self.reserved) - self.blocks
+
     def reserve(self, blocks: int, block_size: int) -> None:
         """It will hold so many blocks from its first step on. Raises ValueError for more than its prompt and less than all."""
-        most = -(-(self.request.num_prompt_tokens + self.request.max_output_tokens - 1) // block_size)
+        most = most_blocks(self.request, block_size)
         self.reserved = blocks
         self.complete = blocks >= most
-        if not self.complete and blocks > -(-self.target // block_size):
+        if not self.complete and blocks > blocks_of(self.target, block_size):
             raise ValueError(
                 f"the policy reserves {blocks} blocks for request {self.request.id}: more than its prompt fills and fewer than "
                 f"the {most} that it may come to need"

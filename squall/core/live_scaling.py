@@ -12,11 +12,10 @@ Knows no clock, no price and no link.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from msgspec import Struct
-
-from squall.core.actions import Abandon, AnyAction, Chunk, Forget, Hold, RunLayers, Send, SendActivations, SendKv
+from squall.core.actions import Abandon, AnyAction, Forget, Hold, RunLayers, Send, SendActivations, SendKv
+from squall.core.blocks import blocks_of
 from squall.core.events import (
     ActivationsArrived,
     ActivationsFailed,
@@ -42,64 +41,12 @@ from squall.core.events import (
     WeightsLoaded,
     Woke,
 )
-from squall.core.types import CONTROLLER, MILLISECOND, ROUTER, Nanos, RequestId
+from squall.core.live_batch import BATCH_TOKENS, Batch, LiveLimits
+from squall.core.types import CONTROLLER, ROUTER, Nanos, RequestId
 
 if TYPE_CHECKING:
     from squall.core.decodes import Work
     from squall.core.replica import Replica
-
-
-class LiveLimits(Struct, frozen=True):
-    """How much a target takes on at once.
-
-    Attributes:
-        most_pending, least_pending, every: batches that it has begun to form: at first the most, one fewer after each `every`,
-            but not fewer than the least (BlitzScale's flow control: 4, 2 and 200 ms).
-        slots: batches whose activations it can keep, those on their way to the source counted.
-    """
-
-    most_pending: int = 4
-    least_pending: int = 2
-    every: Nanos = 200 * MILLISECOND
-    slots: int = 16
-
-    def pending(self, elapsed: Nanos) -> int:
-        return max(self.least_pending, self.most_pending - elapsed // self.every)
-
-
-LIMITS: Final = LiveLimits()
-BATCH_TOKENS: Final = 2048
-"""Prompt tokens of a batch under a policy that has no bound of its own."""
-
-
-class Batch:
-    """Some whole prompts that pass the layers together.
-
-    Attributes:
-        works: whose they are, in the order of the queue.
-        done: layers that have run.
-    """
-
-    __slots__ = ("done", "id", "works")
-
-    def __init__(self, id: int, works: list[Work]) -> None:
-        self.id = id
-        self.works = works
-        self.done = 0
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(work.target for work in self.works)
-
-    @property
-    def requests(self) -> tuple[RequestId, ...]:
-        return tuple(work.request.id for work in self.works)
-
-    def run(self, to: int) -> RunLayers:
-        """Its next layers, up to (not including) `to`."""
-        return RunLayers(
-            self.id, self.done, to, tuple(Chunk(work.request.id, 0, work.target, 0, last=True) for work in self.works)
-        )
 
 
 LATE = (PullWanted, HandedOver, NothingLeft, BatchFormed, ActivationsArrived, ActivationsFailed, Unpaired, LayerArrived,
@@ -110,11 +57,6 @@ LATE = (PullWanted, HandedOver, NothingLeft, BatchFormed, ActivationsArrived, Ac
 def answer_late(event: AnyEvent) -> list[AnyAction]:
     """Words that crossed with the end of a pair. A batch that comes too late is one of a lost target's: the router has it."""
     return [Send(event.source, NothingLeft())] if isinstance(event, PullWanted) else []
-
-
-def blocks_of(work: Work, block_size: int) -> int:
-    """KV blocks of its whole prefill."""
-    return -(-work.target // block_size)
 
 
 class LiveTarget:
@@ -228,7 +170,7 @@ class LiveTarget:
         host = self._host
         if not self._layers or self._warm or self._alone or not host.waiting or not self._has_slot():
             return False
-        enough = blocks_of(host.waiting[0], host.block_size) <= host.pool.num_available
+        enough = blocks_of(host.waiting[0].target, host.block_size) <= host.pool.num_available
         return enough and len(self._pending) < self._limits.pending(now - self._began_at)
 
     def _form(self, now: Nanos) -> Batch | None:
@@ -238,7 +180,7 @@ class LiveTarget:
         batch = self._gather(self._host.pool.num_available)
         if batch is not None:
             for work in batch.works:
-                work.blocks = blocks_of(work, self._host.block_size)
+                work.blocks = blocks_of(work.target, self._host.block_size)
                 self._host.pool.take(work.blocks)
             self._pending.append(batch)
         return batch
@@ -250,7 +192,7 @@ class LiveTarget:
         most = getattr(host.policy, "max_num_batched_tokens", BATCH_TOKENS)
         while host.waiting:
             work = host.waiting[0]
-            blocks -= blocks_of(work, host.block_size)
+            blocks -= blocks_of(work.target, host.block_size)
             tokens += work.target
             if blocks < 0 or (works and tokens > most):
                 break
@@ -326,7 +268,7 @@ class LiveTarget:
             return [Send(pull.source, NothingLeft())]
         if batch is self._running or (not batch.done and self._will_run(batch)):
             return []
-        needed = sum(blocks_of(work, self._host.block_size) for work in batch.works)
+        needed = sum(blocks_of(work.target, self._host.block_size) for work in batch.works)
         if needed > pull.num_blocks:
             self._pull = None
             if not batch.done:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from squall.core.actions import Abandon, AnyAction, Chunk, Forget, Hold, Reserve, RunLayers, Send
+from squall.core.blocks import blocks_of
 from squall.core.decodes import Work, arrival
 from squall.core.events import (
     ActivationsArrived,
@@ -30,7 +31,7 @@ from squall.core.events import (
     TakenOver,
     Unpaired,
 )
-from squall.core.live_scaling import BATCH_TOKENS, blocks_of
+from squall.core.live_batch import BATCH_TOKENS
 from squall.core.types import ROUTER, BlockHash, Nanos, ReplicaId, RequestId
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ class LiveSource:
         for request in event.requests:
             tokens = request.num_prompt_tokens + request.num_output_tokens
             work = Work(request, (), tokens, request.num_output_tokens)
-            work.blocks = blocks_of(work, size)
+            work.blocks = blocks_of(work.target, size)
             work.started = True
             used += work.blocks
             stays = self._host.hands_off and event.layer > 0

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from squall.core.actions import AnyAction, RunSteps
 from squall.core.decodes import DecodeGroup, Work
 from squall.core.events import StepsDone
+from squall.core.horizon import need
 from squall.core.replica import Replica
 from squall.core.types import ReplicaId, RequestId, RunId
 from squall.core.views import BatchingPolicy, Plan
@@ -96,7 +97,7 @@ class PipelinedReplica(Replica):
         self._batch = []
         action = super()._launch(plan)
         self._num_runs = self._run
-        taken = self._need(1)
+        taken = need(self._group if self.num_decodes else None, self._batch, self.block_size, 1)
         evicted = max(0, taken - self.pool.num_free)
         if taken:
             self.pool.take(taken)

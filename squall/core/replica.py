@@ -11,12 +11,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from squall.core.actions import AnyAction, Chunk, Cut, Forget, Join, Preempt, RunLayers, RunSteps, Send
-from squall.core.blocks import EVICTED_AT_ONCE, BlockPool
+from squall.core.blocks import BlockPool
 from squall.core.decodes import NEVER, Work, arrival
 from squall.core.events import AnyEvent, Cancelled, Held, LivePaired, Progressed, StepsDone, Submitted, Woke
 from squall.core.groups import Groups
 from squall.core.handoff import Handoffs, seats_of
-from squall.core.live_scaling import LATE, LIMITS, LiveTarget, answer_late
+from squall.core.horizon import within, within_cache
+from squall.core.live_batch import LIMITS
+from squall.core.live_scaling import LATE, LiveTarget, answer_late
 from squall.core.live_source import LiveSource
 from squall.core.types import ROUTER, BlockHash, Nanos, ReplicaId, Request, RequestId, RunId
 from squall.core.views import BatchingPolicy, Plan, WorkView
@@ -246,12 +248,13 @@ class Replica:
         steps = event.steps
         stopped = event.stopped
         batch = self._batch
+        size = self.block_size
         taken = 0
         if self.num_decodes:
             taken = self._group.advance(steps)
             self.steps_since_mark += steps
         if batch:
-            taken += self._taken if steps == 1 else sum(self._new_blocks(work, tokens * steps) for work, tokens in batch)
+            taken += self._taken if steps == 1 else sum(work.new_blocks(tokens * steps, size) for work, tokens in batch)
         if taken:
             self.pool.take(taken)
         for request in stopped:
@@ -384,6 +387,10 @@ class Replica:
             preempted.append(self._preempt(victim))
             self.preempted = True
 
+    def _chunk_blocks(self, plan: Plan) -> int:
+        """Blocks that the next step's pieces of the requests in prefill take."""
+        return sum(work.new_blocks(tokens, self.block_size) for work, tokens in zip(self.prefilling, plan.chunks, strict=False))
+
     def cached(self, work: WorkView) -> tuple[int, int]:
         """See BatchingView. A prefill always computes at least one token."""
         if not work.hashes:
@@ -438,9 +445,11 @@ class Replica:
                 steps = 1
         evictable: tuple[BlockHash, ...] = ()
         if self.pool.idle:
-            steps, evictable = self._within_cache(steps, plan.keep)
+            group = self._group if decodes else None
+            steps, evictable = within_cache(self.pool, group, self._batch, self.block_size, steps, plan.keep, self._looked_at)
         elif steps > 1:
-            steps = self._within(steps, self.pool.num_available - plan.keep)
+            group = self._group if decodes else None
+            steps = within(group, self._batch, self.block_size, steps, self.pool.num_available - plan.keep)
         self._run += 1
         self._busy = True
         self._open = steps > 1 and plan.open
@@ -454,21 +463,22 @@ class Replica:
         """The plan's prefill, as the run's batch."""
         chunks: list[Chunk] = []
         batch = self._batch
+        size = self.block_size
         taken = 0
         for work, tokens in zip(self.prefilling, plan.chunks, strict=False):
             if tokens:
                 batch.append((work, tokens))
                 chunks.append(Chunk(work.request.id, work.computed, tokens, 0, work.computed + tokens == work.target))
-                taken += self._new_blocks(work, tokens)
+                taken += work.new_blocks(tokens, size)
         reserve = plan.reserve
         for i, tokens in enumerate(plan.admit):
             work = self.waiting.popleft()
             cached = self._admit(work)
             if i < len(reserve):
-                work.reserve(reserve[i], self.block_size)
+                work.reserve(reserve[i], size)
             batch.append((work, tokens))
             chunks.append(Chunk(work.request.id, cached, tokens, cached, cached + tokens == work.target, work.reserved))
-            taken += self._new_blocks(work, tokens)
+            taken += work.new_blocks(tokens, size)
         self._taken = taken
         free = self.pool.num_available - (self._group.next_blocks() if self.num_decodes else 0)
         if taken > free:
@@ -489,59 +499,3 @@ class Replica:
         self.num_prefix_queries += work.target
         self.num_prefix_hits += work.computed
         return work.computed
-
-    # -- how far a run may go
-
-    def _within_cache(self, steps: int, keep: int) -> tuple[int, tuple[BlockHash, ...]]:
-        """As `_within`, where blocks may be evicted, but no further than the plan surely holds; and what may be evicted."""
-        pool = self.pool
-        if steps > 1:
-            steps = self._within(steps, pool.num_free + min(len(pool.idle) - keep, EVICTED_AT_ONCE))
-        evicted = self._need(steps) - pool.num_free
-        if evicted <= 0:
-            return steps, ()
-        evictable = pool.oldest(evicted)
-        if steps > 1:
-            # The plan rests on these cached blocks: it holds until the first of them is evicted.
-            watched = self._watched(set(evictable))
-            for i, block in enumerate(evictable if watched else ()):
-                if block in watched:
-                    steps = self._within(steps, pool.num_free + i)
-                    return steps, pool.oldest(max(0, self._need(steps) - pool.num_free))
-        return steps, evictable
-
-    def _watched(self, evictable: set[BlockHash]) -> set[BlockHash]:
-        works = [*self._looked_at, *(work for work, _ in self._batch)]
-        return set().union(*(evictable.intersection(work.hashes) for work in works))
-
-    def _within(self, steps: int, blocks: int) -> int:
-        """The most steps, at least 1 and at most `steps`, that take no more than `blocks`."""
-        if not self._batch:
-            within = self._group.steps_within(blocks) or 1
-            return within if within < steps else steps
-        if self._need(steps) <= blocks:
-            return steps
-        low, high = 1, max(1, steps)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._need(middle) <= blocks:
-                low = middle
-            else:
-                high = middle
-        return low
-
-    def _need(self, steps: int) -> int:
-        """Blocks that the run takes in `steps` steps."""
-        blocks = self._group.blocks(steps) if self.num_decodes else 0
-        for work, tokens in self._batch:
-            blocks += self._new_blocks(work, tokens * steps)
-        return blocks
-
-    def _chunk_blocks(self, plan: Plan) -> int:
-        """Blocks that the next step's pieces of the requests in prefill take."""
-        return sum(self._new_blocks(work, tokens) for work, tokens in zip(self.prefilling, plan.chunks, strict=False))
-
-    def _new_blocks(self, work: Work, tokens: int) -> int:
-        """Blocks that it takes to compute so many more tokens of a prefill."""
-        needed = -(-(work.computed + tokens) // self.block_size)
-        return (needed if needed > work.reserved else work.reserved) - work.blocks

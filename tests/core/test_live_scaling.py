@@ -42,7 +42,7 @@ from squall.core.events import (
     WeightsLoaded,
     Woke,
 )
-from squall.core.live_scaling import LiveLimits
+from squall.core.live_batch import LiveLimits
 from squall.core.replica import Replica
 from squall.core.types import CONTROLLER, ROUTER, Request, RequestId
 from squall.policies.batching import Vllm

@@ -23,7 +23,7 @@ from squall.core.events import (
     Woke,
 )
 from squall.core.fleet_view import ScaleView, Wanted
-from squall.core.live_scaling import LiveLimits
+from squall.core.live_batch import LiveLimits
 from squall.core.machine import Machine
 from squall.core.metrics import Outcome, RunRecord
 from squall.core.replica import Replica

@@ -1,6 +1,6 @@
 """What several batching policies count in the same way. Knows no policy."""
 
-from squall.core.views import BatchingView, WorkView
+from squall.core.views import BatchingView
 
 
 def at_least(name: str, value: int, least: int = 1) -> None:
@@ -13,16 +13,6 @@ def fraction(name: str, value: float) -> None:
     """Raises ValueError where a key is no part of something."""
     if not 0 <= value < 1:
         raise ValueError(f"{name} must be from 0 to less than 1, not {value}")
-
-
-def blocks_of(tokens: int, block_size: int) -> int:
-    """KV blocks that hold so many tokens."""
-    return -(-tokens // block_size)
-
-
-def most_blocks(work: WorkView, block_size: int) -> int:
-    """KV blocks that a request may come to hold: the last token's KV is never needed."""
-    return -(-(work.request.num_prompt_tokens + work.request.max_output_tokens - 1) // block_size)
 
 
 def most_in_batch(max_num_seqs: int, view: BatchingView) -> int:

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from squall.core.blocks import blocks_of
 from squall.core.types import FOREVER
 from squall.core.views import BatchingView, Plan
-from squall.policies.batching.bounds import at_least, blocks_of
+from squall.policies.batching.bounds import at_least
 
 
 class LightLlm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lightllm"):

@@ -2,9 +2,10 @@
 
 from msgspec import Struct
 
+from squall.core.blocks import blocks_of, most_blocks
 from squall.core.types import FOREVER
 from squall.core.views import BatchingView, Plan, WorkView
-from squall.policies.batching.bounds import at_least, blocks_of, most_blocks, most_in_batch
+from squall.policies.batching.bounds import at_least, most_in_batch
 
 
 class Orca(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="orca"):
@@ -123,7 +124,7 @@ def _admit(view: BatchingView, seats: int, reserve_tokens: int, free: int) -> tu
 
 
 def _reserved(work: WorkView, view: BatchingView, reserve_tokens: int) -> int:
-    most = most_blocks(work, view.block_size)
+    most = most_blocks(work.request, view.block_size)
     if not reserve_tokens:
         return most
     return max(most, min(view.num_blocks, blocks_of(reserve_tokens, view.block_size)))

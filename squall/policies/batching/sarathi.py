@@ -4,9 +4,10 @@ from typing import Literal
 
 from msgspec import Struct
 
+from squall.core.blocks import blocks_of
 from squall.core.types import FOREVER
 from squall.core.views import BatchingView, Plan
-from squall.policies.batching.bounds import at_least, blocks_of, fraction, most_in_batch, watermark_blocks
+from squall.policies.batching.bounds import at_least, fraction, most_in_batch, watermark_blocks
 
 
 class Sarathi(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="sarathi"):

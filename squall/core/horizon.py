@@ -1,0 +1,72 @@
+"""How many steps a run may have: as many as its plan asks for, but no more than there are blocks for, and than the plan holds.
+
+Knows what a run's decodes and chunks take, step by step. Knows no policy and no queue. `group` is the decodes that take part,
+None where they pause; `batch` the run's chunks: whose, and tokens a step.
+"""
+
+from collections.abc import Sequence
+
+from squall.core.blocks import EVICTED_AT_ONCE, BlockPool
+from squall.core.decodes import DecodeGroup, Work
+from squall.core.types import BlockHash
+from squall.core.views import WorkView
+
+
+def need(group: DecodeGroup | None, batch: Sequence[tuple[Work, int]], block_size: int, steps: int) -> int:
+    """Blocks that the run takes in `steps` steps."""
+    blocks = 0 if group is None else group.blocks(steps)
+    for work, tokens in batch:
+        blocks += work.new_blocks(tokens * steps, block_size)
+    return blocks
+
+
+def within(group: DecodeGroup | None, batch: Sequence[tuple[Work, int]], block_size: int, steps: int, blocks: int) -> int:
+    """The most steps, at least 1 and at most `steps`, that take no more than `blocks`."""
+    if not batch:
+        most = steps if group is None else group.steps_within(blocks) or 1
+        return most if most < steps else steps
+    if need(group, batch, block_size, steps) <= blocks:
+        return steps
+    low, high = 1, max(1, steps)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if need(group, batch, block_size, middle) <= blocks:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def within_cache(
+    pool: BlockPool,
+    group: DecodeGroup | None,
+    batch: Sequence[tuple[Work, int]],
+    block_size: int,
+    steps: int,
+    keep: int,
+    looked_at: Sequence[WorkView],
+) -> tuple[int, tuple[BlockHash, ...]]:
+    """As `within`, where blocks may be evicted, but no further than the plan surely holds; and what may be evicted.
+
+    Args:
+        keep: idle blocks that the plan wants to stay.
+        looked_at: whose cached blocks the plan rests on, besides those of the batch.
+    """
+    if steps > 1:
+        steps = within(group, batch, block_size, steps, pool.num_free + min(len(pool.idle) - keep, EVICTED_AT_ONCE))
+    evicted = need(group, batch, block_size, steps) - pool.num_free
+    if evicted <= 0:
+        return steps, ()
+    evictable = pool.oldest(evicted)
+    if steps > 1:
+        # The plan rests on these cached blocks: it holds until the first of them is evicted.
+        watched = _watched(set(evictable), [*looked_at, *(work for work, _ in batch)])
+        for i, block in enumerate(evictable if watched else ()):
+            if block in watched:
+                steps = within(group, batch, block_size, steps, pool.num_free + i)
+                return steps, pool.oldest(max(0, need(group, batch, block_size, steps) - pool.num_free))
+    return steps, evictable
+
+
+def _watched(evictable: set[BlockHash], works: Sequence[WorkView]) -> set[BlockHash]:
+    return set().union(*(evictable.intersection(work.hashes) for work in works))

@@ -1,0 +1,69 @@
+"""What passes from a live target to its source, and the bounds on how much of it there may be.
+
+Knows no replica and no order of events: `live_scaling` and `live_source` do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+from squall.core.actions import Chunk, RunLayers
+from squall.core.types import MILLISECOND, Nanos, RequestId
+
+if TYPE_CHECKING:
+    from squall.core.decodes import Work
+
+
+class LiveLimits(Struct, frozen=True):
+    """How much a target takes on at once.
+
+    Attributes:
+        most_pending, least_pending, every: batches that it has begun to form: at first the most, one fewer after each `every`,
+            but not fewer than the least (BlitzScale's flow control: 4, 2 and 200 ms).
+        slots: batches whose activations it can keep, those on their way to the source counted.
+    """
+
+    most_pending: int = 4
+    least_pending: int = 2
+    every: Nanos = 200 * MILLISECOND
+    slots: int = 16
+
+    def pending(self, elapsed: Nanos) -> int:
+        return max(self.least_pending, self.most_pending - elapsed // self.every)
+
+
+LIMITS: Final = LiveLimits()
+BATCH_TOKENS: Final = 2048
+"""Prompt tokens of a batch under a policy that has no bound of its own."""
+
+
+class Batch:
+    """Some whole prompts that pass the layers together.
+
+    Attributes:
+        works: whose they are, in the order of the queue.
+        done: layers that have run.
+    """
+
+    __slots__ = ("done", "id", "works")
+
+    def __init__(self, id: int, works: list[Work]) -> None:
+        self.id = id
+        self.works = works
+        self.done = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(work.target for work in self.works)
+
+    @property
+    def requests(self) -> tuple[RequestId, ...]:
+        return tuple(work.request.id for work in self.works)
+
+    def run(self, to: int) -> RunLayers:
+        """Its next layers, up to (not including) `to`."""
+        return RunLayers(
+            self.id, self.done, to, tuple(Chunk(work.request.id, 0, work.target, 0, last=True) for work in self.works)
+        )
