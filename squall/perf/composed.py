@@ -100,21 +100,21 @@ class Composed:
         longest = model.max_position
         ask = self.sources
         self.curves = StageCurves(self._cut, ask, self.terms, longest, handing_on=True)
-        parts = [StageCurves([stage], ask, self.terms, longest, not layout.overlap_send, index == 0)
-                 for index, stage in enumerate(self._cut)]  # fmt: skip
         self.source = self._name(place)
-        if speculation is not None:
+        if speculation is None:
+            whole = CurvePrices(self.source, self.curves)
+        else:
             self.source += f", {speculation.draft_tokens} tokens drafted a step"
-        self._whole = CurvePrices(self.source, self.curves)
-        if speculation is not None:
             drafting = draft.curves if draft is not None else None
-            self._whole = speculative_prices(self.source, self.curves, speculation, drafting)
-        self._sending: Callable[[int], Nanos] = cache(self._sending_for)
-        self._parts = [self._whole] if layout.pp == 1 else [CurvePrices(self.source, part) for part in parts]
-
-    def run(self, shape: BatchShape, steps: int) -> list[Progression]:
+            whole = speculative_prices(self.source, self.curves, speculation, drafting)
+        self.run: Callable[[BatchShape, int], list[Progression]] = whole.run
         """See `LatencyModel.run`. With several stages: the time that a step takes to pass all of them."""
-        return self._whole.run(shape, steps)
+        self._sending: Callable[[int], Nanos] = cache(self._sending_for)
+        self._parts = [whole]
+        if layout.pp > 1:
+            parts = [StageCurves([stage], ask, self.terms, longest, not layout.overlap_send, index == 0)
+                     for index, stage in enumerate(self._cut)]  # fmt: skip
+            self._parts = [CurvePrices(self.source, part) for part in parts]
 
     def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
         """See `LatencyModel.stages`. With `overlap_send` handing on hides behind the stage's own work."""
