@@ -20,6 +20,7 @@ import typer
 
 import squall
 from squall.errors import ConfigError, ModelError, SquallError
+from squall.options import ConfigFile, finite, option
 from squall.search.cli import search
 from squall.twin.profiling.command import profiles
 
@@ -49,33 +50,16 @@ app = typer.Typer(
 )
 models = typer.Typer(help="Models that squall can fetch by itself.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(models, name="model")
-
-
 app.add_typer(profiles(), name="profile")
 
-
-def _option(help: str, *names: str, **more: Any) -> Any:
-    """An option without a default of its own: what its absence means, its help or the configuration says."""
-    return typer.Option(*names, help=help, show_default=False, **more)
-
-
-def _finite(value: float) -> float:
-    if not 0 < value < float("inf"):
-        raise typer.BadParameter(f"{value} is not a number of seconds above 0.")
-    return value
-
-
-ConfigFile = Annotated[
-    Path | None, typer.Argument(metavar="CONFIG", help="A TOML file; all defaults without one.", show_default=False)
-]
 NeededFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file with a [workload].", show_default=False)]
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 Settings = Annotated[
-    list[str] | None, _option("Override any key, such as fleet.replicas=4; may be repeated.", "--set", metavar="KEY=VALUE")
+    list[str] | None, option("Override any key, such as fleet.replicas=4; may be repeated.", "--set", metavar="KEY=VALUE")
 ]
-Out = Annotated[Path | None, _option("The run directory to write; it must not exist yet.", metavar="DIR")]
-ModelName = Annotated[str | None, _option("model.name")]
-Device = Annotated[str | None, _option("serve.device: cpu or cuda")]
+Out = Annotated[Path | None, option("The run directory to write; it must not exist yet.", metavar="DIR")]
+ModelName = Annotated[str | None, option("model.name")]
+Device = Annotated[str | None, option("serve.device: cpu or cuda")]
 
 
 def main() -> None:
@@ -120,7 +104,7 @@ def simulate(
     steps: Annotated[bool, typer.Option("--steps", help="Also write every step (run.steps).")] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Also write a timeline for Perfetto (run.trace).")] = False,
     operators: Annotated[bool, typer.Option("--operators", help="Also write times of operators (run.operators).")] = False,
-    series: Annotated[float | None, _option("Also write a row every so many seconds (run.series_s).", metavar="SECONDS")] = None,
+    series: Annotated[float | None, option("Also write a row every so many seconds (run.series_s).", metavar="SECONDS")] = None,
     out: Out = None,
 ) -> None:
     """Run a fleet on a virtual clock."""
@@ -155,12 +139,12 @@ def serve(
     config: ConfigFile = None,
     settings: Settings = None,
     model: ModelName = None,
-    engine: Annotated[str | None, _option("serve.engine: torch or emulated")] = None,
-    gpu: Annotated[str | None, _option("cluster.gpu, which an emulated engine pretends to be")] = None,
+    engine: Annotated[str | None, option("serve.engine: torch or emulated")] = None,
+    gpu: Annotated[str | None, option("cluster.gpu, which an emulated engine pretends to be")] = None,
     device: Device = None,
-    replicas: Annotated[int | None, _option("fleet.replicas")] = None,
-    host: Annotated[str | None, _option("serve.host")] = None,
-    port: Annotated[int | None, _option("serve.port; 0 takes a free one")] = None,
+    replicas: Annotated[int | None, option("fleet.replicas")] = None,
+    host: Annotated[str | None, option("serve.host")] = None,
+    port: Annotated[int | None, option("serve.port; 0 takes a free one")] = None,
     out: Out = None,
     with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
 ) -> None:
@@ -184,10 +168,10 @@ def serve(
 @app.command()
 def scale(
     replicas: Annotated[int | None, typer.Argument(help="How many; when absent, only the status is shown.", min=0)] = None,
-    role: Annotated[str | None, _option("prefill, decode or both; a fleet of one role needs none")] = None,
+    role: Annotated[str | None, option("prefill, decode or both; a fleet of one role needs none")] = None,
     auto: Annotated[bool, typer.Option("--auto", help="Let the policy decide again.")] = False,
     url: Annotated[str, typer.Option(help="The service.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, _option("Its key.", envvar="OPENAI_API_KEY")] = None,
+    api_key: Annotated[str | None, option("Its key.", envvar="OPENAI_API_KEY")] = None,
 ) -> None:
     """Show a running fleet, or say how many replicas it should have."""
     from squall.live.admin import fleet_of, lines_of
@@ -201,12 +185,12 @@ def scale(
 def replay(
     config: NeededFile,
     settings: Settings = None,
-    url: Annotated[str | None, _option("The endpoint; when absent, the one that CONFIG describes.")] = None,
-    model: Annotated[str | None, _option("The model to ask for; when absent, CONFIG's.")] = None,
-    api_key: Annotated[str | None, _option("The endpoint's key.", envvar="OPENAI_API_KEY")] = None,
-    tokenizer: Annotated[Path | None, _option("A tokenizer.json, for servers that take no token ids.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds after which a request is given up.", callback=_finite)] = 600.0,
-    max_in_flight: Annotated[int | None, _option("At most so many requests at once; what waits leaves late.", min=1)] = None,
+    url: Annotated[str | None, option("The endpoint; when absent, the one that CONFIG describes.")] = None,
+    model: Annotated[str | None, option("The model to ask for; when absent, CONFIG's.")] = None,
+    api_key: Annotated[str | None, option("The endpoint's key.", envvar="OPENAI_API_KEY")] = None,
+    tokenizer: Annotated[Path | None, option("A tokenizer.json, for servers that take no token ids.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a request is given up.", callback=finite)] = 600.0,
+    max_in_flight: Annotated[int | None, option("At most so many requests at once; what waits leaves late.", min=1)] = None,
     out: Out = None,
 ) -> None:
     """Drive any OpenAI endpoint with a workload, open loop."""
@@ -226,11 +210,11 @@ def replay(
 @app.command()
 def plan(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A known model, a config.json or a checkpoint directory.")],
-    gpu: Annotated[str, _option("A known GPU, or a TOML file that describes one.")],
-    tp: Annotated[list[int] | None, _option("GPUs that share every layer; may be repeated. 1, 2, 4 and 8 when absent.")] = None,
+    gpu: Annotated[str, option("A known GPU, or a TOML file that describes one.")],
+    tp: Annotated[list[int] | None, option("GPUs that share every layer; may be repeated. 1, 2, 4 and 8 when absent.")] = None,
     pp: Annotated[int, typer.Option(help="Pipeline stages.", min=1)] = 1,
     ep: Annotated[int, typer.Option(help="GPUs that experts are dealt out over.", min=1)] = 1,
-    context: Annotated[int | None, _option("The longest sequence; 8192, or all the model knows, when absent.", min=1)] = None,
+    context: Annotated[int | None, option("The longest sequence; 8192, or all the model knows, when absent.", min=1)] = None,
     dtype: Annotated[
         str, typer.Option(help="replica.dtype, or fp8, int8, int4, nvfp4, mxfp4 for a quantised checkpoint")
     ] = "auto",
@@ -263,7 +247,7 @@ app.command()(search)
 @app.command()
 def latency(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A known model, a config.json or a checkpoint directory.")],
-    gpu: Annotated[str, _option("A known GPU, or a TOML file that describes one.")],
+    gpu: Annotated[str, option("A known GPU, or a TOML file that describes one.")],
     batch: Annotated[int, typer.Option(help="Requests that decode a token each.", min=0)] = 32,
     context: Annotated[int, typer.Option(help="Tokens that each of them attends to.", min=1)] = 1024,
     chunk: Annotated[int, typer.Option(help="Tokens of a prompt in the same step.", min=0)] = 0,

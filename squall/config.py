@@ -24,13 +24,8 @@ from squall.policies.batching import Batching, Vllm
 from squall.policies.load import Disk, Load
 from squall.policies.route import LeastLoaded, LeastPromised, Route
 from squall.policies.scale import Fixed, Scale
+from squall.quantities import Count, Fraction, NotNegative, Rate, Seconds
 from squall.workload.spec import Workload
-
-Positive = Annotated[int, Meta(ge=1)]
-NotNegative = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
-Rate = Annotated[float, Meta(gt=0)]
-Fraction = Annotated[float, Meta(gt=0, le=1)]
 
 
 class Model(Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,22 +53,22 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
 class ReplicaSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """The shape of one replica. `num_blocks` overrides what the memory model says."""
 
-    tp: Positive = 1
-    pp: Positive = 1
-    ep: Positive = 1  # of the tp GPUs, those that experts are dealt out over
-    block_size: Positive = 16
+    tp: Count = 1
+    pp: Count = 1
+    ep: Count = 1  # of the tp GPUs, those that experts are dealt out over
+    block_size: Count = 16
     kv_dtype: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     gpu_memory_utilization: Fraction = 0.9
-    num_blocks: Positive | None = None
-    max_model_len: Positive | None = None  # the model's own when None
+    num_blocks: Count | None = None
+    max_model_len: Count | None = None  # the model's own when None
 
 
 class Queue(Struct, frozen=True, forbid_unknown_fields=True):
     """The router's waiting room, bounded in requests and in prompt tokens."""
 
-    max_requests: Positive = 4096
-    max_tokens: Positive = 16_000_000
+    max_requests: Count = 4096
+    max_tokens: Count = 16_000_000
     max_retries: NotNegative = 2  # how often a request may lose its replica
 
 

@@ -13,13 +13,7 @@ from msgspec import Meta, Struct
 from squall.core.fleet_plan import Bounds
 from squall.core.types import Role
 from squall.policies.batching import Batching
-
-Count = Annotated[int, Meta(ge=1)]
-NotNegative = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
-Delay = Annotated[float, Meta(ge=0)]
-Rate = Annotated[float, Meta(gt=0)]
-Fraction = Annotated[float, Meta(gt=0, le=1)]
+from squall.quantities import Count, Delay, Fraction, NotNegative, Rate, Seconds
 
 
 class Replicas(Struct, frozen=True, forbid_unknown_fields=True):

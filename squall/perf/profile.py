@@ -6,7 +6,6 @@ least zero, so a price never falls when there is more work, and stays sensible o
 """
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from squall.core.types import Nanos
 from squall.errors import ProfileError
+from squall.files import replacing, write_and_sync
 from squall.perf.latency import BatchShape, Progression
 from squall.perf.prices import StepPrices
 
@@ -246,15 +246,10 @@ def _solve_free(columns: _Array, target: _Array, x: _Array, free: NDArray[np.boo
 
 def save(profile: Profile, path: Path) -> None:
     """Writes the profile as JSON, whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with beside.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(profile), indent=1))
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        with replacing(path) as beside:
+            write_and_sync(beside, msgspec.json.format(msgspec.json.encode(profile), indent=1))
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise ProfileError(f"{path}: cannot be written ({error.strerror})") from None
 
 

@@ -13,9 +13,7 @@ from msgspec import Meta, Struct
 
 from squall.core.fleet_view import ReplicaView, RouteView
 from squall.core.types import ReplicaId, Request
-
-Count = Annotated[int, Meta(ge=1)]
-NotNegative = Annotated[int, Meta(ge=0)]
+from squall.quantities import Count, NotNegative
 
 MAX_WAITING = 256
 """As many as a batch has seats: enough that no step lacks work, few enough that the bound on the router's queue has a meaning."""

@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import html
 import tomllib
-from importlib import resources
-from math import floor, log10
+from math import log10
 from pathlib import Path
-from string import Template
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from squall.core.metrics import UNSET, Outcome
 from squall.core.types import SECOND
 from squall.report.compare import METRICS, STATISTICS, written
+from squall.report.offline import INK, Chart, Trace, chart, offline_page
 from squall.report.run import REPORT, StoredRun, write_file
 from squall.report.sample import Distribution, Int64s, Sample, sample_of_gaps
 from squall.report.summary import Lives, Summary
 
 POINTS = 400  # of a curve: more than a screen shows
-INK, BLUE, ORANGE, GREEN = "#1b1f24", "#0072b2", "#d55e00", "#009e73"  # told apart by colour-blind readers too
-
-Trace = dict[str, Any]
+BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"  # told apart by colour-blind readers too
 
 
 def write_report(run: StoredRun) -> Path:
@@ -45,17 +41,22 @@ def page(run: StoredRun) -> str:
     """The page, complete."""
     lives = run.lives()
     charts = [
-        _chart(
-            "Latency: share of requests (TBT: of gaps) within x seconds", "seconds", "share", latencies(run, lives), log_x=True
+        chart(
+            "Latency: share of requests (TBT: of gaps) within x seconds",
+            "seconds",
+            "share",
+            latencies(run, lives),
+            log_x=True,
+            hover="x",
         ),
-        _chart("Requests per second", "seconds since the start", "requests/s", rates(lives)),
-        _chart(
+        chart("Requests per second", "seconds since the start", "requests/s", rates(lives)),
+        chart(
             "Output tokens per second, each request's spread evenly from its first to its last",
             "seconds since the start",
             "tokens/s",
             tokens(lives),
         ),
-        _chart(
+        chart(
             "Requests waiting for their first step (as a client sees it: token), and at work",
             "seconds since the start",
             "requests",
@@ -63,21 +64,17 @@ def page(run: StoredRun) -> str:
         ),
     ]
     charts += over_time(run)
-    return _PAGE.substitute(
-        title=html.escape(f"squall: {run.path.resolve().name}"),
-        world=html.escape(run.summary.world.capitalize()),
-        source=html.escape(run.summary.latency_source or "unknown"),
-        numbers=_numbers(run),
-        distributions=_distributions(run.summary),
-        charts="\n".join(f'<div class="chart" id="chart{i}"></div>' for i in range(len(charts))),
-        config=html.escape(run.config),
-        # "</" would end the script element, wherever it stands
-        data=msgspec.json.encode(charts).decode().replace("</", "<\\/"),
-        plotly=(resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8"),
-    )
+    world, source = html.escape(run.summary.world.capitalize()), html.escape(run.summary.latency_source or "unknown")
+    numbers = f"""<p>{world} run; times: {source}.</p>
+<div class="tables">
+<table class="plain">{_numbers(run)}</table>
+<table>{_distributions(run.summary)}</table>
+</div>"""
+    configuration = f"<details><summary>Configuration</summary><pre>{html.escape(run.config)}</pre></details>"
+    return offline_page(f"squall: {run.path.resolve().name}", numbers, charts, configuration)
 
 
-def over_time(run: StoredRun) -> list[dict[str, Any]]:
+def over_time(run: StoredRun) -> list[Chart]:
     """Charts of the engines over time, where the run was asked for a series of them."""
     frame = run.series()
     if frame is None:
@@ -91,7 +88,7 @@ def over_time(run: StoredRun) -> list[dict[str, Any]]:
             if column in frame.columns and frame[column].max()
         ]
         if traces:
-            charts.append(_chart(title, "seconds since the start", y, traces))
+            charts.append(chart(title, "seconds since the start", y, traces))
     return charts
 
 
@@ -200,30 +197,6 @@ def _line(name: str, colour: str, x: NDArray[Any], y: NDArray[Any], *, steps: bo
     }
 
 
-def _chart(title: str, x: str, y: str, traces: list[Trace], *, log_x: bool = False) -> dict[str, Any]:
-    grid = {"gridcolor": "#e5e8eb", "zeroline": False}
-    layout = {
-        "title": {"text": title, "font": {"size": 14}, "x": 0, "xanchor": "left"},
-        "xaxis": {"title": {"text": x}, **(_decades(traces) if log_x else {}), **grid},
-        "yaxis": {"title": {"text": y}, "rangemode": "tozero", "hoverformat": ".4~g", **grid},
-        "height": 340,
-        "margin": {"l": 60, "r": 20, "t": 40, "b": 50},
-        "legend": {"orientation": "h", "y": 1.0, "x": 1.0, "xanchor": "right", "yanchor": "bottom"},
-        "showlegend": True,
-        "hovermode": "x" if log_x else "x unified",
-        "font": {"family": "system-ui, sans-serif", "color": INK},
-    }
-    return {"data": traces, "layout": layout}
-
-
-def _decades(traces: list[Trace]) -> dict[str, Any]:
-    """A logarithmic axis whose ticks, 1, 2 and 5 of each decade, are written in full."""
-    positive = [value for trace in traces for value in trace["x"] if value > 0] or [1.0]
-    exponents = range(floor(log10(min(positive))), floor(log10(max(positive))) + 1)
-    ticks = [step * 10.0**exponent for exponent in exponents for step in (1, 2, 5)]
-    return {"type": "log", "hoverformat": ".4~g", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
-
-
 def _numbers(run: StoredRun) -> str:
     units = {"SLO attainment": html.escape(_objectives(run.config))}
     plain = [(name, units.get(name, unit), getattr(run.summary, key)) for name, unit, key in METRICS]
@@ -263,40 +236,3 @@ def _distributions(summary: Summary) -> str:
         for name, value in rows
     )
     return f"<tr>{head}</tr>\n{body}"
-
-
-_PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<style>
-body { font: 15px/1.45 system-ui, sans-serif; color: #1b1f24; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.4rem; margin-bottom: 0; }
-.tables { display: flex; flex-wrap: wrap; gap: 2rem; align-items: start; }
-table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem 1.2rem .15rem 0; text-align: right; font-weight: normal; }
-th { color: #6a737d; }
-td:first-child, th:first-child, .plain td:last-child { text-align: left; }
-.chart { margin: 1rem 0; min-height: 340px; }
-pre { background: #f6f8fa; padding: 1rem; overflow-x: auto; }
-</style>
-</head>
-<body>
-<h1>$title</h1>
-<p>$world run; times: $source.</p>
-<div class="tables">
-<table class="plain">$numbers</table>
-<table>$distributions</table>
-</div>
-$charts
-<details><summary>Configuration</summary><pre>$config</pre></details>
-<script>$plotly</script>
-<script>
-const charts = $data;
-charts.forEach((chart, i) => Plotly.newPlot("chart" + i, chart.data, chart.layout, {responsive: true, displayModeBar: false}));
-</script>
-</body>
-</html>
-""")

@@ -16,11 +16,9 @@ Knows no metric's definition and draws nothing.
 from __future__ import annotations
 
 import io
-import os
-import shutil
 import tomllib
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +30,7 @@ from squall.config import Config
 from squall.core.metrics import UNSET, Gaps, Observed, RequestRow, RunRecord
 from squall.core.types import SECOND
 from squall.errors import ConfigError, SquallError
+from squall.files import Content, replacing, write_and_sync, write_directory
 from squall.pools import alike, num_gpus, price_of
 from squall.report.detail import Use, detail, usage
 from squall.report.series import series
@@ -57,10 +56,6 @@ REPLICAS, STEPS, SERIES, TRACE, VIDUR = (
     "vidur_metrics.parquet",
 )
 _INSTANTS = tuple(name for name in RequestRow.__struct_fields__ if name.endswith("_at"))
-
-
-Content = bytes | Callable[[Path], None]
-"""What a file is to hold, or what writes it."""
 
 
 class StoredRun(msgspec.Struct, frozen=True):
@@ -152,7 +147,10 @@ def write_run(
         files[SERIES] = _parquet(series(record, config.slo, config.run.series_s, gpus))
     if events is not None:
         files[EVENTS] = events
-    _write_together(path, files)
+    try:
+        write_directory(path, files)
+    except OSError as error:
+        raise SquallError(f"cannot write the run directory {path}: {error.strerror or error}") from None
     return summary
 
 
@@ -214,38 +212,11 @@ def write_file(path: Path, content: bytes) -> None:
     Raises:
         SquallError: the disk is full or not writable.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        _write_and_sync(beside, content)
-        beside.replace(path)
+        with replacing(path) as beside:
+            write_and_sync(beside, content)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise SquallError(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def _write_together(path: Path, files: Mapping[str, Content]) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.mkdir(parents=True)
-        for name, content in files.items():
-            if callable(content):
-                content(beside / name)
-            else:
-                _write_and_sync(beside / name, content)
-        if path.exists():  # a rename would silently replace an empty directory
-            raise FileExistsError(0, "it exists already")
-        beside.rename(path)
-    except OSError as error:
-        raise SquallError(f"cannot write the run directory {path}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
-def _write_and_sync(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _requests_parquet(rows: list[RequestRow]) -> bytes:

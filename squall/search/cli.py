@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from squall.errors import ConfigError
-
-
-def _option(help: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, show_default=False, **more)
+from squall.options import option
 
 
 def search(
@@ -19,24 +16,24 @@ def search(
         Path | None,
         typer.Argument(metavar="CONFIG|SEARCH", help="A TOML file, or the directory of an earlier search.", show_default=False),
     ] = None,
-    settings: Annotated[list[str] | None, _option("Override any key.", "--set", metavar="KEY=VALUE")] = None,
-    model: Annotated[str | None, _option("model.name")] = None,
-    trace: Annotated[str | None, _option("A trace file, or a well-known workload, such as chat-lmsys-1m.")] = None,
-    gpus: Annotated[str | None, _option("GPUs to choose from, with commas between.")] = None,
-    max_gpus_per_replica: Annotated[int | None, _option("search.max_gpus_per_replica", min=1)] = None,
-    max_gpus: Annotated[int | None, _option("search.max_gpus", min=1)] = None,
-    ttft_p90: Annotated[float | None, _option("Seconds until the first token, for 90 % of the requests.")] = None,
-    tbt_p99: Annotated[float | None, _option("Seconds between two tokens, for 99 % of all gaps.")] = None,
-    limits: Annotated[list[str] | None, _option("Any other, such as e2e_p95_s=30.", "--limit", metavar="NAME=SECONDS")] = None,
-    objective: Annotated[str | None, _option("qps_per_usd, usd, gpu_hours, energy_kwh or latency")] = None,
-    criterion: Annotated[str | None, _option("slo, or vidur: the time in the queue alone")] = None,
-    strategy: Annotated[str | None, _option("exhaustive, halving or sampler")] = None,
-    prices: Annotated[list[str] | None, _option("USD an hour of a GPU.", "--price", metavar="GPU=USD")] = None,
-    rate: Annotated[float | None, _option("Requests a second that copies of a deployment should bear.", min=1e-6)] = None,
-    workers: Annotated[int | None, _option("Processes; as many as there are CPUs when absent.", min=1)] = None,
-    cluster: Annotated[str | None, _option("A Ray cluster to work on: its address, auto, or local.")] = None,
-    store: Annotated[Path | None, _option("Where results are kept; runs/search.jsonl when absent.", metavar="FILE")] = None,
-    out: Annotated[Path | None, _option("The directory to write; it must not exist yet.", metavar="DIR")] = None,
+    settings: Annotated[list[str] | None, option("Override any key.", "--set", metavar="KEY=VALUE")] = None,
+    model: Annotated[str | None, option("model.name")] = None,
+    trace: Annotated[str | None, option("A trace file, or a well-known workload, such as chat-lmsys-1m.")] = None,
+    gpus: Annotated[str | None, option("GPUs to choose from, with commas between.")] = None,
+    max_gpus_per_replica: Annotated[int | None, option("search.max_gpus_per_replica", min=1)] = None,
+    max_gpus: Annotated[int | None, option("search.max_gpus", min=1)] = None,
+    ttft_p90: Annotated[float | None, option("Seconds until the first token, for 90 % of the requests.")] = None,
+    tbt_p99: Annotated[float | None, option("Seconds between two tokens, for 99 % of all gaps.")] = None,
+    limits: Annotated[list[str] | None, option("Any other, such as e2e_p95_s=30.", "--limit", metavar="NAME=SECONDS")] = None,
+    objective: Annotated[str | None, option("qps_per_usd, usd, gpu_hours, energy_kwh or latency")] = None,
+    criterion: Annotated[str | None, option("slo, or vidur: the time in the queue alone")] = None,
+    strategy: Annotated[str | None, option("exhaustive, halving or sampler")] = None,
+    prices: Annotated[list[str] | None, option("USD an hour of a GPU.", "--price", metavar="GPU=USD")] = None,
+    rate: Annotated[float | None, option("Requests a second that copies of a deployment should bear.", min=1e-6)] = None,
+    workers: Annotated[int | None, option("Processes; as many as there are CPUs when absent.", min=1)] = None,
+    cluster: Annotated[str | None, option("A Ray cluster to work on: its address, auto, or local.")] = None,
+    store: Annotated[Path | None, option("Where results are kept; runs/search.jsonl when absent.", metavar="FILE")] = None,
+    out: Annotated[Path | None, option("The directory to write; it must not exist yet.", metavar="DIR")] = None,
 ) -> None:
     """Find the cheapest deployment that keeps the objectives."""
     from squall.search.command import Options, run

@@ -12,8 +12,6 @@ Knows how results are written and not how they were found.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from msgspec import Struct
 
 from squall.config import Config, dumps, from_tree
 from squall.errors import ConfigError, SquallError
+from squall.files import write_directory
 from squall.search import flags
 from squall.search.answers import Finalist
 from squall.search.page import page
@@ -79,7 +78,10 @@ def write(path: Path, answers: Answers, sample: Sample | None) -> None:
         )
         files[BEST] = dumps(config).encode()
         files[FLAGS] = "\n".join(flag_lines(config)).encode() + b"\n"
-    _write_directory(path, files)
+    try:
+        write_directory(path, files)
+    except OSError as error:
+        raise SquallError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def read(path: Path) -> Answers:
@@ -118,18 +120,3 @@ def _without_none(table: Any) -> Any:
     if isinstance(table, Mapping):
         return {name: _without_none(value) for name, value in table.items() if value is not None}
     return table
-
-
-def _write_directory(path: Path, files: Mapping[str, bytes]) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.mkdir(parents=True)
-        for name, content in files.items():
-            (beside / name).write_bytes(content)
-        if path.exists():  # a rename would silently replace an empty directory
-            raise FileExistsError(0, "it exists already")
-        beside.rename(path)
-    except OSError as error:
-        raise SquallError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)

@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from importlib import resources
-from string import Template
-from typing import Any
 
-import msgspec
-
+from squall.report.offline import Chart, Trace, chart, offline_page
 from squall.search.answers import Finalist, frontier, summary_line, usd_per_thousand
 from squall.search.curves import FRACTIONS, NEVER
 from squall.search.result import Result
@@ -24,8 +20,6 @@ from squall.search.tables import UNITS, best_lines, value
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1b1f24")  # told apart by colour-blind readers too
 BARS = 25
 """Of the best configurations."""
-
-Trace = dict[str, Any]
 
 
 def page(
@@ -46,16 +40,11 @@ def page(
         _chart("Time to first token of the best, at capacity: share of requests within x seconds", "seconds", "share",
                distributions(finalists)),
     ]  # fmt: skip
-    return _PAGE.substitute(
-        title=html.escape(f"squall search: {name}"),
-        counts=html.escape(f"{len(results):,} configurations: {summary_line(results)}"),
-        best=html.escape("\n".join(best_lines(finalists, search))),
-        notes="\n".join(f"<li>{html.escape(note)}</li>" for note in notes),
-        losses=_loss_table(losses),
-        charts="\n".join(f'<div class="chart" id="chart{i}"></div>' for i in range(len(charts))),
-        data=msgspec.json.encode(charts).decode().replace("</", "<\\/"),
-        plotly=(resources.files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8"),
-    )
+    best = html.escape("\n".join(best_lines(finalists, search)))
+    listed = "\n".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    counts = html.escape(f"{len(results):,} configurations: {summary_line(results)}")
+    answers = f"<p>{counts}</p>\n<pre>{best}</pre>\n<ul>{listed}</ul>\n{_loss_table(losses)}"
+    return offline_page(f"squall search: {name}", answers, charts)
 
 
 def bars(results: Sequence[Result], search: Search) -> list[Trace]:
@@ -139,20 +128,8 @@ def _cost_of(result: Result, search: Search) -> float | None:
     return usd_per_thousand(result) if search.steady else result.cost_usd
 
 
-def _chart(title: str, x: str, y: str, traces: list[Trace]) -> dict[str, Any]:
-    grid = {"gridcolor": "#e5e8eb", "zeroline": False}
-    layout = {
-        "title": {"text": title, "font": {"size": 14}, "x": 0, "xanchor": "left"},
-        "xaxis": {"title": {"text": x}, **grid},
-        "yaxis": {"title": {"text": y}, "rangemode": "tozero", "hoverformat": ".4~g", **grid},
-        "height": 360,
-        "margin": {"l": 60, "r": 20, "t": 40, "b": 50},
-        "legend": {"orientation": "h", "y": 1.0, "x": 1.0, "xanchor": "right", "yanchor": "bottom"},
-        "showlegend": True,
-        "hovermode": "closest",
-        "font": {"family": "system-ui, sans-serif", "color": "#1b1f24"},
-    }
-    return {"data": traces, "layout": layout}
+def _chart(title: str, x: str, y: str, traces: list[Trace]) -> Chart:
+    return chart(title, x, y, traces, height=360, hover="closest")
 
 
 def _loss_table(losses: Mapping[str, Mapping[str, float | None]]) -> str:
@@ -171,37 +148,3 @@ def _loss_table(losses: Mapping[str, Mapping[str, float | None]]) -> str:
     )
     caption = "Cost of serving one workload (column) with the best configuration for another (row)"
     return f"<table><caption>{caption}</caption><tr><th></th>{head}</tr>\n{rows}</table>"
-
-
-_PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>$title</title>
-<style>
-body { font: 15px/1.45 system-ui, sans-serif; color: #1b1f24; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.4rem; margin-bottom: 0; }
-table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
-caption { text-align: left; color: #6a737d; }
-th, td { padding: .15rem 1.2rem .15rem 0; text-align: right; font-weight: normal; }
-th { color: #6a737d; }
-.chart { margin: 1rem 0; min-height: 360px; }
-pre { background: #f6f8fa; padding: 1rem; overflow-x: auto; }
-</style>
-</head>
-<body>
-<h1>$title</h1>
-<p>$counts</p>
-<pre>$best</pre>
-<ul>$notes</ul>
-$losses
-$charts
-<script>$plotly</script>
-<script>
-const charts = $data;
-charts.forEach((chart, i) => Plotly.newPlot("chart" + i, chart.data, chart.layout, {responsive: true, displayModeBar: false}));
-</script>
-</body>
-</html>
-""")

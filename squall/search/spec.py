@@ -18,12 +18,11 @@ from squall.config import Slo
 from squall.core.types import SECOND, Nanos
 from squall.errors import ConfigError
 from squall.mistakes import explain
+from squall.quantities import Amount, Count
 
 METRICS = ("ttft", "tbt", "tpot", "e2e", "queue")
 
 Objective = Literal["qps_per_usd", "usd", "gpu_hours", "energy_kwh", "latency"]
-Count = Annotated[int, Meta(ge=1)]
-Amount = Annotated[float, Meta(ge=0)]
 
 
 class Limit(Struct, frozen=True):

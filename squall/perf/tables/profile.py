@@ -4,7 +4,6 @@ Knows no other format; importers make profiles of them. The rows are one table: 
 (see `operations`; empty where an operator has no such column), and `seconds`. The header is JSON in the file's metadata.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import polars as pl
 from msgspec import Struct
 
 from squall.errors import ProfileError
+from squall.files import replacing
 from squall.perf.decompose import Layout, Product, stages
 from squall.perf.hardware import GPUS, Gpu
 from squall.perf.spec import ModelSpec
@@ -131,12 +131,10 @@ def save(profile: OperatorProfile, path: Path) -> None:
         )
         for operator, rows in profile.rows.items()
     ]
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        pl.concat(parts).write_parquet(beside, metadata={KEY: msgspec.json.encode(profile.header).decode()})
-        beside.replace(path)
+        with replacing(path) as beside:
+            pl.concat(parts).write_parquet(beside, metadata={KEY: msgspec.json.encode(profile.header).decode()})
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise ProfileError(f"{path}: cannot be written ({error.strerror or error})") from None
 
 

@@ -9,25 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from squall.errors import ConfigError
+from squall.options import ConfigFile, finite, option
 
-
-def _option(help: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, show_default=False, **more)
-
-
-def _finite(value: float) -> float:
-    if not 0 < value < float("inf"):
-        raise typer.BadParameter(f"{value} is not a number of seconds above 0.")
-    return value
-
-
-ConfigFile = Annotated[
-    Path | None, typer.Argument(metavar="CONFIG", help="A TOML file; all defaults without one.", show_default=False)
-]
-Settings = Annotated[list[str] | None, _option("Override any key; may be repeated.", "--set", metavar="KEY=VALUE")]
-ModelName = Annotated[str | None, _option("model.name: a known model, a checkpoint, or a config.json")]
-Device = Annotated[str | None, _option("serve.device: cpu or cuda")]
-OutFile = Annotated[Path | None, _option("The profile to write.", "--out", "-o", metavar="FILE")]
+Settings = Annotated[list[str] | None, option("Override any key; may be repeated.", "--set", metavar="KEY=VALUE")]
+ModelName = Annotated[str | None, option("model.name: a known model, a checkpoint, or a config.json")]
+Device = Annotated[str | None, option("serve.device: cpu or cuda")]
+OutFile = Annotated[Path | None, option("The profile to write.", "--out", "-o", metavar="FILE")]
 
 
 def steps(
@@ -35,8 +22,8 @@ def steps(
     settings: Settings = None,
     model: ModelName = None,
     device: Device = None,
-    engines: Annotated[int | None, _option("Engines at work at once; when absent, as many as share this CPU.", min=1)] = None,
-    seconds: Annotated[float, typer.Option(help="How long to measure; loading the model comes on top.", callback=_finite)] = 45.0,
+    engines: Annotated[int | None, option("Engines at work at once; when absent, as many as share this CPU.", min=1)] = None,
+    seconds: Annotated[float, typer.Option(help="How long to measure; loading the model comes on top.", callback=finite)] = 45.0,
     out: OutFile = None,
 ) -> None:
     """Measure how long whole steps take on this machine. `squall profile operators`, `links` and `import` do other things."""
@@ -62,9 +49,9 @@ def operators(
     settings: Settings = None,
     model: ModelName = None,
     device: Device = None,
-    gpu: Annotated[str | None, _option("cluster.gpu: which GPU this is; on a CPU it does not matter")] = None,
-    tp: Annotated[list[int] | None, _option("Degrees whose shares to measure; those of 1, 2, 4, 8 that work.", min=1)] = None,
-    budget: Annotated[float, typer.Option(help="Seconds to measure for, about.", callback=_finite)] = 120.0,
+    gpu: Annotated[str | None, option("cluster.gpu: which GPU this is; on a CPU it does not matter")] = None,
+    tp: Annotated[list[int] | None, option("Degrees whose shares to measure; those of 1, 2, 4, 8 that work.", min=1)] = None,
+    budget: Annotated[float, typer.Option(help="Seconds to measure for, about.", callback=finite)] = 120.0,
     whole_steps: Annotated[bool, typer.Option("--steps/--no-steps", help="Whole steps, for the overhead.")] = True,
     collectives: Annotated[bool, typer.Option(help="Collectives between processes of this machine, too.")] = True,
     graphs: Annotated[bool, typer.Option(help="On CUDA: a second profile, of captured decodes.")] = True,
@@ -85,9 +72,9 @@ def operators(
 
 def links(
     device: Device = None,
-    folder: Annotated[Path | None, _option("Where to try the disk; the model store when absent.", metavar="DIR")] = None,
+    folder: Annotated[Path | None, option("Where to try the disk; the model store when absent.", metavar="DIR")] = None,
     megabytes: Annotated[int, typer.Option(help="How much to move each time.", min=1)] = 256,
-    out: Annotated[Path | None, _option("Also write the figures, as JSON.", "--out", "-o", metavar="FILE")] = None,
+    out: Annotated[Path | None, option("Also write the figures, as JSON.", "--out", "-o", metavar="FILE")] = None,
 ) -> None:
     """Measure how fast bytes move on this machine: shared memory, TCP, disk, host to device."""
     import msgspec
@@ -106,10 +93,10 @@ def links(
 
 def bring_in(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The folder of tables, or one of them.", show_default=False)],
-    format: Annotated[str, _option("vidur, llmservingsim or aiconfigurator")],
-    out: Annotated[Path, _option("The profile to write.", "--out", "-o", metavar="FILE")],
-    gpu: Annotated[str | None, _option("The GPU that was measured.")] = None,
-    model: Annotated[str | None, _option("The model that was measured, where the tables do not say.")] = None,
+    format: Annotated[str, option("vidur, llmservingsim or aiconfigurator")],
+    out: Annotated[Path, option("The profile to write.", "--out", "-o", metavar="FILE")],
+    gpu: Annotated[str | None, option("The GPU that was measured.")] = None,
+    model: Annotated[str | None, option("The model that was measured, where the tables do not say.")] = None,
     engine: Annotated[str, typer.Option(help="Tables of this engine only.", show_default=False)] = "",
 ) -> None:
     """Read operator times that others measured, check them, and write them as a profile."""
