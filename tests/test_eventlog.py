@@ -34,6 +34,8 @@ from squall.core.actions import (
     SendKv,
     StartReplica,
     StopReplica,
+    SwapIn,
+    SwapOut,
     WarmReplica,
 )
 from squall.core.controller import Controller
@@ -120,6 +122,7 @@ ACTIONS: list[AnyAction] = [
     Forget((2, 3)), Reply(1, Rejection.QUEUE_FULL, "full", 2.5), StartReplica(0),
     LoadWeights(0, Transfer("m", Place("ssd", 0), (0,), "disk")), WarmReplica(0),
     Hold((1,)), Reserve(1, 100, (9,)), Join((1, 2), 0), SendKv(1, 2, 0, 0, 100), Abandon((1,)),
+    SwapOut((1, 2)), SwapIn(1, 3, (9,)),
     RunLayers(3, 0, 1, (Chunk(1, 0, 100, 0, True),)), SendActivations(3, 0, 100),
     StopReplica(0), Decided(Role.BOTH, 1, 2, "queue wait 1.2 s > 0.4 s"),
 ]  # fmt: skip

@@ -66,8 +66,10 @@ class RunSteps(Action, frozen=True, gc=False):
     The engine ends the run at the end of the first step in which a sequence stops, or at a `Cut`, and reports the steps
     done. It takes new KV blocks from the free ones and, when there are none, those of `evictable`, in this order. Full
     prompt blocks become shareable under their hash (unless that hash is already held) at the end of the step that
-    completes them. With pipeline stages the next run may be asked for before this one has ended, of other requests and with
-    steps = 1. This struct satisfies `BatchShape`, the window that latency models look through.
+    completes them. `num_copied` KV blocks go to or come from the host's memory before the first step, as the `SwapOut` and
+    `SwapIn` since the last run said; the run then has one step. With pipeline stages the next run may be asked for before this
+    one has ended, of other requests and with steps = 1. This struct satisfies `BatchShape`, the window that latency models
+    look through.
     """
 
     run: RunId
@@ -78,6 +80,7 @@ class RunSteps(Action, frozen=True, gc=False):
     evictable: tuple[BlockHash, ...] = ()
     group: int = 0
     regrouped: tuple[Regrouped, ...] = ()
+    num_copied: int = 0
 
 
 class Cut(Action, frozen=True, gc=False):
@@ -90,6 +93,23 @@ class Preempt(Action, frozen=True, gc=False):
     """Free these requests' KV; their tokens are kept, they come back as chunks from offset 0 (or the cached part)."""
 
     requests: tuple[RequestId, ...]
+
+
+class SwapOut(Action, frozen=True, gc=False):
+    """Copy all KV blocks of these requests to the host's memory and free them; they go on later, after `SwapIn`."""
+
+    requests: tuple[RequestId, ...]
+
+
+class SwapIn(Action, frozen=True, gc=False):
+    """Copy the KV of `request` back, into `num_blocks` blocks of its own: free ones and, when there are none, `evictable`.
+
+    Who decoded does so again after the `Join` that follows; of the others the prefill goes on.
+    """
+
+    request: RequestId
+    num_blocks: int
+    evictable: tuple[BlockHash, ...] = ()
 
 
 class Forget(Action, frozen=True, gc=False):
@@ -116,7 +136,7 @@ class Reserve(Action, frozen=True, gc=False):
 
 
 class Join(Action, frozen=True, gc=False):
-    """These requests, which were held here or whose KV has come, decode with `group` from now on."""
+    """These requests, which were held here or whose KV has come (back), decode with `group` from now on."""
 
     requests: tuple[RequestId, ...]
     group: int
@@ -225,5 +245,6 @@ class Decided(Action, frozen=True, gc=False):
 AnyAction = (
     Send | RunSteps | Cut | Preempt | Forget | Reply | StartReplica | LoadWeights | WarmReplica | StopReplica | Decided
     | Hold | Reserve | Join | SendKv | Abandon | RunLayers | SendActivations
+    | SwapOut | SwapIn
 )  # fmt: skip
 """The closed union, for decoding."""

@@ -11,6 +11,7 @@ from squall.core.decodes import DecodeGroup, Work
 from squall.core.events import StepsDone
 from squall.core.horizon import need
 from squall.core.replica import Replica
+from squall.core.swap import SwappingReplica, host_blocks_of
 from squall.core.types import ReplicaId, RequestId, RunId
 from squall.core.views import BatchingPolicy, Plan
 
@@ -124,7 +125,16 @@ class PipelinedReplica(Replica):
 
 
 def replica_of(id: ReplicaId, policy: BatchingPolicy, num_blocks: int, block_size: int, num_stages: int) -> Replica:
-    """A replica of any number of pipeline stages."""
+    """A replica of any number of pipeline stages, and of the kind that preempts as its policy says.
+
+    Raises:
+        ValueError: several stages and a policy that copies KV to host memory.
+    """
+    host_blocks = host_blocks_of(policy)
     if num_stages == 1:
+        if host_blocks:
+            return SwappingReplica(id, policy, num_blocks, block_size, host_blocks)
         return Replica(id, policy, num_blocks, block_size)
+    if host_blocks:
+        raise ValueError('batching.preemption = "swap" is for replicas of one pipeline stage')
     return PipelinedReplica(id, policy, num_blocks, block_size, num_stages)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from squall import config as configuration
 from squall.config import Config
 from squall.core.fleet_plan import FleetPlan
+from squall.core.swap import host_blocks_of
 from squall.deployment import plain_plan
 from squall.errors import ConfigError, ModelError, SquallError
 from squall.eventlog import open_log, write_merged
@@ -58,6 +59,8 @@ def serve(config: Config, directory: Path, say: Say) -> None:
     refuse_pools(config, "squall serve")
     if getattr(config.batching, "prefix_cache_outputs", False):
         raise ConfigError("batching.prefix_cache_outputs is for simulations; the engines here keep the blocks of prompts alone")
+    if host_blocks_of(config.batching):
+        raise ConfigError('batching.preemption = "swap" is for simulations; the engines here compute again who was preempted')
     began = monotonic()
     model = served_model(config)
     plan = _plan(config, model)

@@ -29,6 +29,7 @@ from squall.search.scaled import Scaled
 from squall.search.spec import Limit, Price, Search
 from squall.sim.ground import Ground, ground
 from squall.sim.prepare import prepare
+from squall.sim.swap import with_copies
 from squall.workload.build import build
 
 _T = TypeVar("_T")
@@ -132,6 +133,7 @@ class Workshop:
         latency, num_blocks = prepare(config, model, gpu, self._latencies.get(priced_by))
         self._latencies[priced_by] = latency
         stands_on = ground(config, model, gpu, latency, num_blocks)
+        latency = with_copies(config, model, gpu, latency)
         if job.factor != 1:
             latency = Scaled(latency, job.factor)
         room = bounds.room(config.batching, num_blocks * config.replica.block_size)

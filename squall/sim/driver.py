@@ -29,6 +29,8 @@ from squall.core.actions import (
     SendKv,
     StartReplica,
     StopReplica,
+    SwapIn,
+    SwapOut,
     WarmReplica,
 )  # fmt: skip
 from squall.core.events import AnyEvent, Cancelled, Submitted, Woke
@@ -238,10 +240,12 @@ class Driver:
                 self._engines[id].join(requests, group)
             case RunLayers():
                 heappush(self._heap, (self._start_layers(id, action, now), END, id, action.batch, None))
-            case Preempt(requests):
+            case Preempt(requests) | SwapOut(requests):
                 self._engines[id].preempt(requests)
             case Forget(requests):
                 self._engines[id].forget(requests)
+            case SwapIn():
+                pass  # the `Join` that follows lets it go on; a prefill goes on with its next chunk
             case Reply(request, rejection):
                 self._world.reject(request, rejection, now)
             case StartReplica(replica):

@@ -16,6 +16,7 @@ from squall.perf.latency import LatencyModel
 from squall.perf.spec import ModelSpec
 from squall.pools import alike
 from squall.sim.prepare import prepare
+from squall.sim.swap import with_copies
 
 
 class Kind(Struct, frozen=True):
@@ -50,7 +51,9 @@ def kinds_of(config: Config, model: ModelSpec) -> list[Kind]:
     kinds = []
     for number, part in enumerate(parts, start=1):
         try:
-            kinds.append(Kind(part, *prepare(part, model, resolve_gpu(part.cluster.gpu))))
+            gpu = resolve_gpu(part.cluster.gpu)
+            latency, num_blocks = prepare(part, model, gpu)
+            kinds.append(Kind(part, with_copies(part, model, gpu, latency), num_blocks))
         except ConfigError as error:
             raise ConfigError(f"[[fleet.pools]] number {number}: {error}") from None
     return kinds

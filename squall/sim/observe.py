@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from squall.core.actions import AnyAction, Chunk, Forget, Hold, Join, Preempt, RunLayers, RunSteps, Send
+from squall.core.actions import AnyAction, Chunk, Forget, Hold, Join, Preempt, RunLayers, RunSteps, Send, SwapIn, SwapOut
 from squall.core.controller import Controller
 from squall.core.events import AnyEvent, LayersDone, ReplicaLost, StepsDone
 from squall.core.machine import Machine
@@ -141,6 +141,11 @@ class Observer:
             elif type(action) is Preempt:
                 for request in action.requests:
                     self._preempt(request, now)
+            elif type(action) is SwapOut:
+                for request in action.requests:
+                    self._swap_out(request, now)
+            elif type(action) is SwapIn:
+                self._end_pause(action.request, now)
             elif type(action) is Hold:
                 for request in action.requests:
                     self._leave(request)
@@ -156,9 +161,7 @@ class Observer:
     def _resume(self, chunks: Sequence[Chunk], now: Nanos) -> None:
         """Whoever was preempted is worked on again."""
         for chunk in chunks if self._preempted_at else ():
-            if (since := self._preempted_at.pop(chunk.request, None)) is not None:
-                preempted = self.observed.preempted
-                preempted[chunk.request] = preempted.get(chunk.request, 0) + now - since
+            self._end_pause(chunk.request, now)
 
     def _begin(self, replica: ReplicaId, run: RunSteps, now: Nanos) -> None:
         self._resume(run.chunks, now)
@@ -288,6 +291,16 @@ class Observer:
         self._reserved.pop(request, None)
         self._preempted_at[request] = now
         self.observed.regenerated[request] = self._generated.get(request, 0)
+
+    def _swap_out(self, request: RequestId, now: Nanos) -> None:
+        """It keeps what it has."""
+        self._leave(request)
+        self._preempted_at[request] = now
+
+    def _end_pause(self, request: RequestId, now: Nanos) -> None:
+        if (since := self._preempted_at.pop(request, None)) is not None:
+            preempted = self.observed.preempted
+            preempted[request] = preempted.get(request, 0) + now - since
 
     def _look_at_fleet(self, now: Nanos, event: AnyEvent, actions: Sequence[AnyAction]) -> None:
         """Write down who is in another phase than before; it is one of those that are spoken of, or nobody was in particular."""

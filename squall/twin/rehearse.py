@@ -22,6 +22,7 @@ from squall.sim.kinds import each, kinds_of
 from squall.sim.observe import Observer, watched
 from squall.sim.prepare import prepare
 from squall.sim.run import simulate
+from squall.sim.swap import with_copies
 from squall.workload.build import build
 from squall.workload.spec import OfferedRequest
 
@@ -45,6 +46,7 @@ def rehearse(config: Config, watchers: Sequence[Watcher] = (), progress: Simulat
     kinds = kinds_of(config, model)
     latency, blocks = prepare(config, model, gpu) if not kinds else (kinds[0].latency, kinds[0].num_blocks)
     stands_on = ground(config, model, gpu, latency, blocks)
+    latency = with_copies(config, model, gpu, latency) if not kinds else latency
     latencies = {replica: kind.latency for replica, kind in enumerate(each(kinds))}
     observer = Observer(latency, config.replica.block_size, latencies) if observes(config) else None
     if progress is not None:

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from squall.core.types import FOREVER
 from squall.core.views import BatchingView, Plan
+from squall.policies.batching.bounds import Preemption, check_swap
 
 DECODE: Final = Plan(FOREVER)
 DECODE_FULL: Final = Plan(FOREVER, open=False)
@@ -22,12 +23,17 @@ class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
         max_num_batched_tokens: tokens a step computes; longer prompts are cut into chunks. At least `max_num_seqs`.
         prefix_cache: whether full prompt blocks are shared between requests.
         prefix_cache_outputs: whether those that a request has generated are, too, once it has ended; in simulations.
+        preemption: who runs out of blocks computes its tokens again ("recompute"), or its blocks are copied to the host's memory
+            and back ("swap", in simulations), as long as there is room; one pipeline stage only.
+        swap_blocks: blocks of host memory for that, of each replica.
     """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     prefix_cache: bool = True
     prefix_cache_outputs: bool = False
+    preemption: Preemption = "recompute"
+    swap_blocks: int = 0
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -37,6 +43,7 @@ class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
                 f"max_num_batched_tokens must be at least max_num_seqs ({self.max_num_seqs}), not {self.max_num_batched_tokens}: "
                 "every decode needs one token of the budget"
             )
+        check_swap(self.preemption, self.swap_blocks)
 
     def __call__(self, view: BatchingView) -> Plan:
         if not view.waiting and not view.prefilling:

@@ -7,7 +7,7 @@ from msgspec import Struct
 from squall.core.blocks import blocks_of
 from squall.core.types import FOREVER
 from squall.core.views import BatchingView, Plan
-from squall.policies.batching.bounds import at_least, fraction, most_in_batch, watermark_blocks
+from squall.policies.batching.bounds import Preemption, at_least, check_swap, fraction, most_in_batch, watermark_blocks
 
 
 class VllmV0(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="vllm_v0"):
@@ -24,6 +24,9 @@ class VllmV0(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", 
         prefix_cache: whether full prompt blocks are shared between requests.
         prefix_cache_outputs: whether those that a request has generated are, too, once it has ended; in simulations.
         quirks: "vidur" preempts as Vidur does: a decode needs a free block also where it does not take one.
+        preemption: who runs out of blocks computes its tokens again ("recompute"), or its blocks are copied to the host's memory
+            and back ("swap", in simulations), as long as there is room; one pipeline stage only.
+        swap_blocks: blocks of host memory for that, of each replica.
     """
 
     max_num_seqs: int = 256
@@ -32,11 +35,14 @@ class VllmV0(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", 
     prefix_cache: bool = False
     quirks: Literal["none", "vidur"] = "none"
     prefix_cache_outputs: bool = False
+    preemption: Preemption = "recompute"
+    swap_blocks: int = 0
 
     def __post_init__(self) -> None:
         at_least("max_num_seqs", self.max_num_seqs)
         at_least("max_num_batched_tokens", self.max_num_batched_tokens)
         fraction("watermark", self.watermark)
+        check_swap(self.preemption, self.swap_blocks)
 
     def __call__(self, view: BatchingView) -> Plan:
         if view.waiting and not view.preempted:

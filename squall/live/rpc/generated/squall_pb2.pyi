@@ -758,7 +758,7 @@ class Disowned(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Action(_message.Message):
-    __slots__ = ("send", "run_steps", "cut", "preempt", "forget", "reply", "start_replica", "load_weights", "warm_replica", "stop_replica", "decided", "send_kv", "abandon", "run_layers", "send_activations", "hold", "reserve", "join")
+    __slots__ = ("send", "run_steps", "cut", "preempt", "forget", "reply", "start_replica", "load_weights", "warm_replica", "stop_replica", "decided", "send_kv", "abandon", "run_layers", "send_activations", "swap_out", "swap_in", "hold", "reserve", "join")
     SEND_FIELD_NUMBER: _ClassVar[int]
     RUN_STEPS_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
@@ -774,6 +774,8 @@ class Action(_message.Message):
     ABANDON_FIELD_NUMBER: _ClassVar[int]
     RUN_LAYERS_FIELD_NUMBER: _ClassVar[int]
     SEND_ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
+    SWAP_OUT_FIELD_NUMBER: _ClassVar[int]
+    SWAP_IN_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
@@ -792,10 +794,12 @@ class Action(_message.Message):
     abandon: Abandon
     run_layers: RunLayers
     send_activations: SendActivations
+    swap_out: SwapOut
+    swap_in: SwapIn
     hold: Hold
     reserve: Reserve
     join: Join
-    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., run_steps: _Optional[_Union[RunSteps, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., start_replica: _Optional[_Union[StartReplica, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., warm_replica: _Optional[_Union[WarmReplica, _Mapping]] = ..., stop_replica: _Optional[_Union[StopReplica, _Mapping]] = ..., decided: _Optional[_Union[Decided, _Mapping]] = ..., send_kv: _Optional[_Union[SendKv, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., run_layers: _Optional[_Union[RunLayers, _Mapping]] = ..., send_activations: _Optional[_Union[SendActivations, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ...) -> None: ...
+    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., run_steps: _Optional[_Union[RunSteps, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., start_replica: _Optional[_Union[StartReplica, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., warm_replica: _Optional[_Union[WarmReplica, _Mapping]] = ..., stop_replica: _Optional[_Union[StopReplica, _Mapping]] = ..., decided: _Optional[_Union[Decided, _Mapping]] = ..., send_kv: _Optional[_Union[SendKv, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., run_layers: _Optional[_Union[RunLayers, _Mapping]] = ..., send_activations: _Optional[_Union[SendActivations, _Mapping]] = ..., swap_out: _Optional[_Union[SwapOut, _Mapping]] = ..., swap_in: _Optional[_Union[SwapIn, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ...) -> None: ...
 
 class Send(_message.Message):
     __slots__ = ("to", "event")
@@ -830,7 +834,7 @@ class Regrouped(_message.Message):
     def __init__(self, group: _Optional[int] = ..., requests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RunSteps(_message.Message):
-    __slots__ = ("run", "steps", "num_decodes", "decode_context", "chunks", "evictable", "group", "regrouped")
+    __slots__ = ("run", "steps", "num_decodes", "decode_context", "chunks", "evictable", "group", "regrouped", "num_copied")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_DECODES_FIELD_NUMBER: _ClassVar[int]
@@ -839,6 +843,7 @@ class RunSteps(_message.Message):
     EVICTABLE_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     REGROUPED_FIELD_NUMBER: _ClassVar[int]
+    NUM_COPIED_FIELD_NUMBER: _ClassVar[int]
     run: int
     steps: int
     num_decodes: int
@@ -847,7 +852,8 @@ class RunSteps(_message.Message):
     evictable: _containers.RepeatedScalarFieldContainer[int]
     group: int
     regrouped: _containers.RepeatedCompositeFieldContainer[Regrouped]
-    def __init__(self, run: _Optional[int] = ..., steps: _Optional[int] = ..., num_decodes: _Optional[int] = ..., decode_context: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., evictable: _Optional[_Iterable[int]] = ..., group: _Optional[int] = ..., regrouped: _Optional[_Iterable[_Union[Regrouped, _Mapping]]] = ...) -> None: ...
+    num_copied: int
+    def __init__(self, run: _Optional[int] = ..., steps: _Optional[int] = ..., num_decodes: _Optional[int] = ..., decode_context: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., evictable: _Optional[_Iterable[int]] = ..., group: _Optional[int] = ..., regrouped: _Optional[_Iterable[_Union[Regrouped, _Mapping]]] = ..., num_copied: _Optional[int] = ...) -> None: ...
 
 class Cut(_message.Message):
     __slots__ = ("run",)
@@ -860,6 +866,22 @@ class Preempt(_message.Message):
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     requests: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SwapOut(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SwapIn(_message.Message):
+    __slots__ = ("request", "num_blocks", "evictable")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    EVICTABLE_FIELD_NUMBER: _ClassVar[int]
+    request: int
+    num_blocks: int
+    evictable: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request: _Optional[int] = ..., num_blocks: _Optional[int] = ..., evictable: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Forget(_message.Message):
     __slots__ = ("requests",)
