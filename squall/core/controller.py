@@ -96,9 +96,9 @@ class Controller:
         memory = Memory.of(scale)
         self._states = {role: RoleState(role, bounds, plan, memory) for role, bounds in plan.bounds.items()}
         self._fleet = Fleet(plan.slots, self._states, NoTraffic())
-        self._sources = Sources(plan, self._fleet, load)
         self._nodes = Nodes(self._fleet)
         self._pairs = LivePairs(self._fleet, plan.live_layers)
+        self._sources = Sources(plan, self._fleet, load, self._pairs.can_be_relieved)
 
     # -- windows
 
@@ -324,7 +324,7 @@ class Controller:
             self._fleet.move(member, Revived(), now)
             actions += self._announce(member)
             count -= 1
-        for member in changing_role(self._states.values(), state, count):
+        for member in changing_role(self._states.values(), state, count, self._pairs.concerns):
             self._fleet.assign(member, state)
             if member.announced:
                 changed = RoleChanged(member.replica, state.role)

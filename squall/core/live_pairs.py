@@ -28,10 +28,10 @@ class LivePairs:
         self._target: dict[ReplicaId, ReplicaId] = {}  # of each source
         self._alone: set[ReplicaId] = set()  # targets that have lost their source, and still give back what they cannot serve
 
-    @property
-    def num(self) -> int:
-        """Pairs there are."""
-        return len(self._source)
+    def concerns(self, member: Member) -> bool:
+        """It is one of a pair, or a target that has lost its source and has not yet given back what it cannot serve."""
+        replica = member.replica
+        return replica in self._source or replica in self._target or replica in self._alone
 
     def begin(self, member: Member) -> list[AnyAction]:
         """A load of the member's begins. The last of a path has nobody to send to, and works meanwhile."""
@@ -39,7 +39,7 @@ class LivePairs:
         if not self._num_layers or transfer is None or transfer.live_partner is None or member.replica != transfer.path[-1]:
             return []
         partner = self._fleet.members.get(transfer.live_partner)
-        if partner is None or not self._can_be_relieved(partner, member):
+        if partner is None or not self.can_be_relieved(partner) or partner.role is not member.role or self.concerns(member):
             return []
         self._source[member.replica] = partner.replica
         self._target[partner.replica] = member.replica
@@ -51,12 +51,10 @@ class LivePairs:
         told: list[AnyAction] = [] if member.role is Role.BOTH else [Send(member.replica, role)]
         return [*told, Send(member.replica, paired), Send(partner.replica, paired), Send(ROUTER, up)]
 
-    def _can_be_relieved(self, partner: Member, by: Member) -> bool:
-        """It takes work, alone, and does what the other one will do."""
-        alone = partner.replica not in self._target and partner.replica not in self._source
-        here = partner.phase is Phase.READY and not partner.stopping and partner.leaves_at is None
-        alike = partner.role is by.role and by.role is not Role.DECODE
-        return alone and here and alike and by.replica not in self._source
+    def can_be_relieved(self, member: Member) -> bool:
+        """It takes prompts, and nobody shares them with it."""
+        here = member.phase is Phase.READY and member.announced and not member.stopping and member.leaves_at is None
+        return here and member.role is not Role.DECODE and not self.concerns(member)
 
     def tell(self, event: LayerArrived | WeightsLoaded | Warmed) -> list[AnyAction]:
         """A target hears how far its weights are."""

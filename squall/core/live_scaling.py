@@ -82,7 +82,6 @@ class LiveTarget:
         self._warm = False
         self._plain = False  # the replica plans for itself again
         self._alone = False  # the source is lost
-        self._told = False  # to the controller: it may be announced anew
         self._pending: list[Batch] = []
         self._running: Batch | None = None
         self._num_batches = 0
@@ -349,21 +348,17 @@ class LiveTarget:
         if not self._plain and (self._warm or self._alone) and not self._pending and self._running is None:
             self._plain = True
             self._host.wake_at = now
-        told: list[AnyAction] = []
-        if self._plain and self._alone and not self._told:  # all is given back, and what comes from now on stays
-            self._told = True
-            told.append(Send(CONTROLLER, Unpaired(self._paired.target, self._paired.source, lost=True)))
-        return told + self._end_pair()
+        return self._end_pair()
 
     def _end_pair(self) -> list[AnyAction]:
-        """Nothing is left to be sent."""
+        """Nothing is left to be sent. One that has lost its source tells the controller only: all is given back, and what it is
+        sent from now on stays."""
         if not self._plain or self._sent or self._kept or self._freed or self._complete:
             return []
         self._host.live = None
-        if self._alone:
-            return []
-        pair = Unpaired(self._paired.target, self._paired.source)
-        return [Send(self._paired.source, pair), Send(ROUTER, pair), Send(CONTROLLER, pair)]
+        pair = Unpaired(self._paired.target, self._paired.source, lost=self._alone)
+        listeners = (CONTROLLER,) if self._alone else (self._paired.source, ROUTER, CONTROLLER)
+        return [Send(to, pair) for to in listeners]
 
     def _give_back(self) -> None:
         if self._freed:

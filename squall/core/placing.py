@@ -50,25 +50,25 @@ def surplus_of(state: RoleState) -> int:
     return state.num_here - state.target
 
 
-def changing_role(states: Collection[RoleState], to: RoleState, count: int) -> list[Member]:
+def changing_role(
+    states: Collection[RoleState], to: RoleState, count: int, is_paired: Callable[[Member], bool]
+) -> list[Member]:  # fmt: skip
     """Up to `count` replicas that other roles have too many of, and that can serve this one from now on.
 
     Ready ones first, of these the least loaded: a prefill replica finishes its prompts and decodes them itself. To prefill
-    changes only who has nothing to decode. Then those on their way, whoever is furthest first; not those in live scaling.
+    changes only who has nothing to decode. Then those on their way, whoever is furthest first. Nobody of a live pair: who relieves
+    whom, and who stands aside in the router, is a matter of one role.
     """
     found: list[Member] = []
     for state in states:
         spare = surplus_of(state)
         if state is to or spare <= 0:
             continue
-        ready = sorted(state.ready.values(), key=lambda member: (*member.outstanding, member.replica))
+        ready = [member for member in state.ready.values() if not is_paired(member)]
+        ready.sort(key=lambda member: (*member.outstanding, member.replica))
         if to.role is not Role.DECODE:
             ready = [member for member in ready if not member.num_outstanding]
-        coming = [member for member in state.coming.values() if not member.announced and not _is_live(member)]
+        coming = [member for member in state.coming.values() if not member.announced and not is_paired(member)]
         coming.sort(key=lambda member: (-FURTHEST_FROM_READY[member.phase], member.launched_at, member.replica))
         found += [*ready, *coming][:spare]
     return found[:count]
-
-
-def _is_live(member: Member) -> bool:
-    return member.source is not None and member.source.live_partner is not None

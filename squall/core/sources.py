@@ -6,7 +6,7 @@ does not know how long a transfer takes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from squall.core.fleet import Fleet, Member, sender
 from squall.core.fleet_plan import FleetPlan
@@ -23,14 +23,22 @@ class Sources:
         plan: the fleet's.
         fleet: its replicas.
         policy: plans transfers; None reads every replica's weights from the node's SSD, or from the store.
+        can_be_relieved: whether a ready replica may share its work with one that loads.
     """
 
-    def __init__(self, plan: FleetPlan, fleet: Fleet, policy: LoadPolicy | None) -> None:
+    def __init__(
+        self,
+        plan: FleetPlan,
+        fleet: Fleet,
+        policy: LoadPolicy | None,
+        can_be_relieved: Callable[[Member], bool] = lambda _: True,
+    ) -> None:
         self.now: Nanos = 0
         self.targets: Sequence[Member] = ()
         self._weights = plan.weights
         self._fleet = fleet
         self._policy = policy
+        self._can_be_relieved = can_be_relieved
         ttl_s: float | None = getattr(policy, "host_ttl_s", None)
         self._host_ttl = None if ttl_s is None else round(ttl_s * SECOND)
         self._gone: set[int] = set()  # nodes
@@ -59,8 +67,9 @@ class Sources:
 
     @property
     def overloaded(self) -> Sequence[ReplicaId]:
-        ready = [member for state in self._fleet.states.values() for member in state.ready.values() if member.num_outstanding]
-        return [member.replica for member in sorted(ready, key=lambda member: (-member.num_outstanding, member.replica))]
+        ready = (member for state in self._fleet.states.values() for member in state.ready.values())
+        found = [member for member in ready if member.num_outstanding and self._can_be_relieved(member)]
+        return [member.replica for member in sorted(found, key=lambda member: (-member.num_outstanding, member.replica))]
 
     @property
     def host_copies(self) -> Mapping[int, Nanos]:

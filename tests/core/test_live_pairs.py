@@ -79,6 +79,7 @@ class Pair:
             self.hear(event)
         elif id == CONTROLLER:
             self.over |= isinstance(event, Unpaired) and not event.lost
+            assert self.machines[TARGET].live is None, "said before all was given back"
         elif id != self.lost:
             if isinstance(event, HandedOver | NothingLeft):
                 self.pulls -= 1

@@ -1,0 +1,98 @@
+"""Live pairs among the replicas of a fleet: who may be relieved, and who keeps its role."""
+
+from squall.core.actions import AnyAction, LoadWeights, Send, StartReplica
+from squall.core.controller import Controller
+from squall.core.events import (
+    AnyEvent,
+    LivePaired,
+    ReplicaLost,
+    ReplicaStarted,
+    ReplicaUp,
+    RoleChanged,
+    ScaleWanted,
+    Unpaired,
+    Warmed,
+    WeightsLoaded,
+    Woke,
+)
+from squall.core.fleet_plan import Bounds, FleetPlan, Slots, Weights
+from squall.core.types import ROUTER, ReplicaId, Role
+from squall.policies.load import Disk
+from tests.core.test_roles import AsItIs, Counts
+
+PREFILL, DECODE = Role.PREFILL, Role.DECODE
+LAYERS = 4
+
+
+class Subject:
+    """Prefill replicas 0 and 1, a decode replica 2, all ready; of eight slots five are free."""
+
+    def __init__(self, requests: dict[ReplicaId, int]) -> None:
+        bounds = {PREFILL: Bounds(1, 6, 2), DECODE: Bounds(1, 6, 1)}
+        plan = FleetPlan(bounds, Slots(8, 8), Weights("m", 80, LAYERS), live_layers=LAYERS)
+        self.controller = Controller(plan, AsItIs(), Disk(live=True))
+        self.controller.traffic = Counts(requests)
+        self.tell(Woke())
+        for replica in range(3):
+            self.tell(ReplicaStarted(replica), WeightsLoaded(replica, 100, 16), Warmed(replica))
+
+    def tell(self, *events: AnyEvent) -> list[AnyAction]:
+        return [action for event in events for action in self.controller.handle(event, 0)]
+
+    def want(self, prefill: int, decode: int) -> list[AnyAction]:
+        self.controller.states[PREFILL].manual = prefill
+        self.controller.states[DECODE].manual = decode
+        return self.tell(ScaleWanted(PREFILL, prefill))
+
+
+def pairs(actions: list[AnyAction]) -> set[tuple[ReplicaId, ReplicaId]]:
+    """Targets and sources that hear of each other."""
+    events = [action.event for action in actions if isinstance(action, Send)]
+    return {(event.target, event.source) for event in events if isinstance(event, LivePaired)}
+
+
+def changed(actions: list[AnyAction]) -> set[ReplicaId]:
+    """Replicas that the router hears a new role of."""
+    told = [action.event for action in actions if isinstance(action, Send) and action.to == ROUTER]
+    return {event.replica for event in told if isinstance(event, RoleChanged)}
+
+
+def test_nobody_of_a_pair_changes_its_role() -> None:
+    subject = Subject({0: 5, 1: 3})
+    assert StartReplica(3) in subject.want(3, 1)
+    assert pairs(subject.tell(ReplicaStarted(3))) == {(3, 0)}
+    turned = subject.want(1, 3)  # 1 may change, who shares a queue may not: one more is started
+    assert changed(turned) == {1}
+    assert StartReplica(4) in turned
+
+
+def test_when_the_pair_has_ended_they_may() -> None:
+    subject = Subject({0: 5, 1: 6})
+    subject.want(3, 1)
+    assert pairs(subject.tell(ReplicaStarted(3), WeightsLoaded(3, 100, 16), Warmed(3))) == {(3, 1)}
+    subject.tell(Unpaired(3, 1))
+    assert changed(subject.want(1, 3)) == {0, 3}
+
+
+def test_a_replica_that_is_relieved_is_not_named_to_the_next_one() -> None:
+    subject = Subject({0: 5, 1: 3})
+    subject.want(4, 1)
+    assert pairs(subject.tell(ReplicaStarted(3), ReplicaStarted(4))) == {(3, 0), (4, 1)}
+
+
+def test_a_target_without_its_source_relieves_nobody_and_keeps_its_role_until_it_has_given_everything_back() -> None:
+    requests = {0: 5, 1: 0}
+    subject = Subject(requests)
+    subject.want(3, 1)
+    assert pairs(subject.tell(ReplicaStarted(3))) == {(3, 0)}
+    alone = Unpaired(3, 0, lost=True)
+    assert Send(3, alone) in subject.tell(ReplicaLost(0, "a fault"))
+    subject.tell(WeightsLoaded(3, 100, 16), Warmed(3))
+    requests[3] = 4
+    loading = subject.tell(ReplicaStarted(4))  # in the place of 0
+    assert [action.transfer.live_partner for action in loading if isinstance(action, LoadWeights)] == [None]
+    assert not changed(subject.want(1, 4)) & {3}
+    subject.want(3, 1)
+    assert Send(ROUTER, ReplicaUp(3, 100, 16, PREFILL)) in subject.tell(alone)
+    started = [action.replica for action in subject.want(5, 1) if isinstance(action, StartReplica)]
+    assert pairs(subject.tell(*map(ReplicaStarted, started))) == {(started[0], 3)}
