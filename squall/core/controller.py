@@ -212,6 +212,7 @@ class Controller:
                 member.announced = False
                 member.idle_at = now
             case LoadFailed():
+                self._sources.shun(member, now)
                 self._failed(member, now)
                 return self._stop(member)
             case ReplicaLost() | ReplicaStopped():
@@ -392,6 +393,8 @@ class Controller:
             return
         for state in self._states.values():
             for member in [member for member in state.coming.values() if now >= member.launched_at + timeout]:
+                if member.transfer is not None:
+                    self._sources.shun(member, now)
                 self._failed(member, now)
                 actions += self._stop(member)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from squall.core.demand import Demand
 from squall.core.events import AnyEvent
 from squall.core.fleet_plan import Bounds, FleetPlan, Slots
-from squall.core.fleet_view import DemandView, ScalePolicy, Transfer
+from squall.core.fleet_view import DemandView, Place, ScalePolicy, Transfer
 from squall.core.lifecycle import REPLICA, Decision, Life, Phase, TransferPhase
 from squall.core.rates import Growth, Highest, Mean
 from squall.core.types import SECOND, Nanos, ReplicaId, Role
@@ -356,3 +356,14 @@ def sender(member: Member) -> ReplicaId | None:
     if place:
         return transfer.path[place - 1]
     return transfer.source.id if transfer.source.kind == "gpu" else None
+
+
+def senders(member: Member) -> tuple[Place, ...]:
+    """All replicas and copies in host memory that a loading one gets its weights from."""
+    transfer = member.source
+    if transfer is None:
+        return ()
+    place = transfer.path.index(member.replica)
+    if place and transfer.kind != "striped":
+        return (Place("gpu", transfer.path[place - 1]),)
+    return tuple(place for place in (transfer.source, *transfer.more_sources) if place.kind in ("gpu", "host"))

@@ -56,8 +56,8 @@ def changing_role(
     """Up to `count` replicas that other roles have too many of, and that can serve this one from now on.
 
     Ready ones first, of these the least loaded: a prefill replica finishes its prompts and decodes them itself. To prefill
-    changes only who has nothing to decode. Then those on their way, whoever is furthest first. Nobody of a live pair: who relieves
-    whom, and who stands aside in the router, is a matter of one role.
+    changes only who has nothing to decode. Then those on their way, whoever is furthest first. Nobody of a live pair: who
+    relieves whom, and who stands aside in the router, is a matter of one role.
     """
     found: list[Member] = []
     for state in states:

@@ -1,19 +1,24 @@
 """Where whole weights are, and the load policy's window on it: which replicas, hosts and disks could send them to whom.
 
 Satisfies `LoadView`. Keeps the map of host copies; a copy comes to be when weights pass through a node's DRAM. Moves no bytes and
-does not know how long a transfer takes.
+does not know how long a transfer takes. Who was waited for in vain is not named for a while: a link may be dead though both ends
+are well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from squall.core.fleet import Fleet, Member, sender
+from squall.core.fleet import Fleet, Member, sender, senders
 from squall.core.fleet_plan import FleetPlan
 from squall.core.fleet_view import STORE, LoadPolicy, Place, SourceView, Transfer
 from squall.core.lifecycle import Phase
 from squall.core.types import SECOND, Nanos, ReplicaId
 from squall.errors import ConfigError
+
+SHUNNED_FOR: Nanos = 60 * SECOND
+"""At least so long nobody loads from where a load did not come; longer where it was waited for longer, twice as long each time."""
+MOST_DOUBLINGS = 6
 
 
 class Sources:
@@ -42,6 +47,7 @@ class Sources:
         ttl_s: float | None = getattr(policy, "host_ttl_s", None)
         self._host_ttl = None if ttl_s is None else round(ttl_s * SECOND)
         self._gone: set[int] = set()  # nodes
+        self._shunned: dict[Place, tuple[int, Nanos]] = {}  # how often in a row nothing came from there, and until when
         self._used: dict[int, Nanos] = dict.fromkeys(plan.weights.on_hosts, 0)
         nodes = (plan.slots.num // plan.slots.per_node + bool(plan.slots.num % plan.slots.per_node)) * plan.slots.nodes_per_slot
         self._on_ssd = frozenset(range(nodes)) if plan.weights.on_ssd else frozenset()
@@ -63,7 +69,8 @@ class Sources:
     @property
     def sources(self) -> Sequence[SourceView]:
         members = self._fleet.members
-        return [members[id] for id in sorted(members) if members[id].has_weights and members[id].leaves_at is None]
+        there = (members[id] for id in sorted(members) if members[id].has_weights and members[id].leaves_at is None)
+        return [member for member in there if not self._is_shunned(Place("gpu", member.replica))]
 
     @property
     def overloaded(self) -> Sequence[ReplicaId]:
@@ -74,7 +81,7 @@ class Sources:
     @property
     def host_copies(self) -> Mapping[int, Nanos]:
         kept = self._kept(self.now)
-        return {node: kept[node] for node in sorted(kept)}
+        return {node: kept[node] for node in sorted(kept) if not self._is_shunned(Place("host", node))}
 
     @property
     def ssd_copies(self) -> frozenset[int]:
@@ -152,19 +159,33 @@ class Sources:
 
     def loaded(self, member: Member, now: Nanos) -> None:
         """The replica has its weights; where they came through its node's DRAM, they are there, too."""
+        for place in senders(member):
+            self._shunned.pop(place, None)
         if member.source is not None and member.source.kind in ("disk", "host"):
             for node in self._fleet.slots.nodes(member.replica):
                 self._used[node] = now
 
     def released(self, member: Member, now: Nanos) -> None:
-        """The replica is gone: its node used the weights until now."""
+        """The replica is gone: its node used the weights until now. Another one in its place is another one."""
+        self._shunned.pop(Place("gpu", member.replica), None)
         for node in self._fleet.slots.nodes(member.replica):
             if node in self._used:
                 self._used[node] = now
 
+    def shun(self, member: Member, now: Nanos) -> None:
+        """Its weights did not come, whoever's fault that is: for a while others load from others, in the end from disk."""
+        waited = max(SHUNNED_FOR, now - member.launched_at)
+        for place in senders(member):
+            times, _ = self._shunned.get(place, (0, 0))
+            self._shunned[place] = times + 1, now + (waited << min(times, MOST_DOUBLINGS))
+
+    def _is_shunned(self, place: Place) -> bool:
+        return bool(self._shunned) and self._shunned.get(place, (0, 0))[1] > self.now
+
     def node_gone(self, node: int) -> None:
         """With its DRAM, and its disk for as long."""
         self._used.pop(node, None)
+        self._shunned.pop(Place("host", node), None)
         self._gone.add(node)
 
     def node_back(self, node: int) -> None:
