@@ -96,6 +96,8 @@ class Handoff(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         delay_s: every hand-off takes so long, whatever the size and whoever else sends (the seed's mock_transfer_millis);
             None: as long as KV needs on the cluster's links.
+        max_transfers: a replica sends, and receives, so many hand-offs at once; the others wait, first come, first sent. Not
+            where each takes `delay_s`.
         max_share: a decode replica is promised so much of its KV pool at most, prompts and longest outputs counted. 1 promises
             nothing that it does not have, and nobody is preempted; more counts on outputs that are shorter than they may be.
         max_ratio: one that was promised more than so many times the mean of all decode replicas, and half of its pool, gets
@@ -103,6 +105,7 @@ class Handoff(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     delay_s: Delay | None = None
+    max_transfers: Annotated[int, Meta(ge=1)] = 4
     max_share: Annotated[float, Meta(gt=0)] = 1.0
     max_ratio: Annotated[float, Meta(ge=1)] = 2.0
 

@@ -23,9 +23,6 @@ from squall.live.transport.interface import OnNotify
 from squall.live.transport.kv import KvOffer, KvTaken, Ledger, Stop, offer, pull
 from squall.live.transport.region import Region
 
-THREADS = 4
-"""Hand-offs that a replica works on at once, on either side; the others wait in order."""
-
 
 class _Offered(Struct):
     """What was promised to whom, and who wants to know how it ends."""
@@ -42,18 +39,21 @@ class PulledKv:
         replica: whose.
         engine: has a pool that peers can read, once it is built.
         connect: makes the replica's end of its links, which tells us what receivers say.
+        max_transfers: hand-offs that it works on at once, on either side; the others wait in order.
 
     Attributes:
         endpoint: the one that was made; not ours to close.
     """
 
-    def __init__(self, replica: ReplicaId, engine: TorchEngine, connect: Callable[[OnNotify], Endpoint]) -> None:
+    def __init__(
+        self, replica: ReplicaId, engine: TorchEngine, connect: Callable[[OnNotify], Endpoint], max_transfers: int = 4
+    ) -> None:
         self.engine: KvEngine = engine
         self._torch = engine
         self._replica = replica
         self._ledger = Ledger(self._taken)
         self._offers: dict[int, _Offered] = {}
-        self._threads = ThreadPoolExecutor(THREADS, f"kv-{replica}")
+        self._threads = ThreadPoolExecutor(max_transfers, f"kv-{replica}")
         self.endpoint = connect(self._ledger.on_notify)
 
     # -- as a sender

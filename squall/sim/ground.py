@@ -44,7 +44,7 @@ class Ground(Struct, frozen=True):
         fabric: whose links these are.
         shard: of the weights, a GPU.
         num_gpus: of one replica.
-        kv: what a token's KV weighs; `kv_delay`: a fixed time for every hand-off.
+        kv: what a token's KV weighs; `kv_delay`: a fixed time for every hand-off; `kv_transfers`: that a replica has at once.
     """
 
     plan: FleetPlan
@@ -55,6 +55,7 @@ class Ground(Struct, frozen=True):
     num_gpus: int = 1
     kv: KvShape = KvShape()
     kv_delay: Nanos | None = None
+    kv_transfers: int = 4
 
     def gpus_of(self, replica: ReplicaId) -> Sequence[int]:
         """A replica's GPUs, in the order of its ranks."""
@@ -75,7 +76,7 @@ class Ground(Struct, frozen=True):
         if roads is None or self.fabric is None:
             return KvMoves(self.kv, delay=self.kv_delay)
         numbers = count(-1, -1)  # those of the weights go upwards
-        return KvMoves(self.kv, Lanes(roads.network, self.fabric, self.gpus_of, numbers), self.kv_delay)
+        return KvMoves(self.kv, Lanes(roads.network, self.fabric, self.gpus_of, numbers), self.kv_delay, self.kv_transfers)
 
     def faults(self, config: Config) -> Faults | None:
         """What is to go wrong; None where nothing is."""
@@ -113,7 +114,7 @@ def ground(config: Config, model: ModelSpec, gpu: Gpu, latency: LatencyModel, nu
                  round(model.hidden_size * DTYPE_BYTES[model.dtypes(config.replica.dtype)[0]]))  # fmt: skip
     if config.replica.pp == 1:
         plan = replace(plan, live_layers=model.num_layers)
-    return Ground(plan, _delays(config), links, fabric, shard, gpus, kv, _kv_delay(config))
+    return Ground(plan, _delays(config), links, fabric, shard, gpus, kv, _kv_delay(config), config.handoff.max_transfers)
 
 
 def with_plan(ground: Ground, plan: FleetPlan) -> Ground:

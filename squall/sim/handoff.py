@@ -1,11 +1,13 @@
 """KV on its way from one replica to another: flows between their GPUs, or a fixed delay.
 
 Every GPU of a replica sends its share to the GPU of the same rank at the other one. The flows share links with the weights, and
-with everything else on the network. Knows no request's life and no block.
+with everything else on the network. First come, first sent: a replica sends, and receives, a few hand-offs at once, and the
+others wait. All at once would end no sooner for the last one, and later for everybody else. Knows no request's life and no block.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -22,6 +24,9 @@ PATIENCE: Nanos = 10 * SECOND
 
 Told = tuple[ReplicaId, AnyEvent]
 """An event, and the replica that hears of it."""
+
+End = tuple[ReplicaId, bool]
+"""One end of hand-offs: a replica as the one that sends (True) or receives."""
 
 
 class KvShape(NamedTuple):
@@ -53,24 +58,34 @@ def not_sent(action: SendKv | SendActivations) -> AnyEvent:
 
 
 class Sending:
-    """One hand-off on its way; `flows`: those that have not ended; `given_up_at`: while one of its links is dead."""
+    """One hand-off.
 
-    __slots__ = ("action", "began_at", "flows", "given_up_at", "num_bytes", "path", "source")
+    Attributes:
+        way: its links; None where it takes a fixed time.
+        size: bytes of one GPU.
+        flows: those that have not ended; none while it waits for its turn.
+        began_at: when its turn came.
+        given_up_at: while one of its links is dead.
+    """
 
-    def __init__(self, source: ReplicaId, action: SendKv | SendActivations, now: Nanos) -> None:
+    __slots__ = ("action", "began_at", "flows", "given_up_at", "num_bytes", "size", "source", "way")
+
+    def __init__(self, source: ReplicaId, action: SendKv | SendActivations, size: int, way: Way | None, now: Nanos) -> None:
         self.source = source
         self.action = action
+        self.size = size
+        self.way = way
+        self.num_bytes = size if way is None else size * len(way.paths)
         self.began_at = now
         self.flows: set[FlowId] = set()
         self.given_up_at: Nanos | None = None
-        self.num_bytes = 0
-        self.path: tuple[str, ...] = ()
 
     def sent(self, now: Nanos) -> Told:
         action = self.action
         if isinstance(action, SendActivations):
             return self.source, ActivationsSent(action.batch)
-        return self.source, KvSent(action.request, action.to, self.num_bytes, now - self.began_at, self.path)
+        path = () if self.way is None else self.way.links
+        return self.source, KvSent(action.request, action.to, self.num_bytes, now - self.began_at, path)
 
     def failed(self) -> Told:
         return self.source, not_sent(self.action)
@@ -102,6 +117,57 @@ class Way(NamedTuple):
     links: tuple[str, ...]
 
 
+class Turns:
+    """Whose turn it is: every replica sends so many at once, and receives so many; whoever cannot be served lets others pass."""
+
+    __slots__ = ("_busy", "_most", "_waiting")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._busy: Counter[End] = Counter()
+        self._waiting: dict[End, dict[int, Sending]] = {}  # by either end, in the order in which they came
+
+    def take(self, number: int, sending: Sending) -> bool:
+        """Whether its turn is now; otherwise it waits."""
+        ends = _ends(sending)
+        if self._is_free(ends):
+            self._busy.update(ends)
+            return True
+        for end in ends:
+            self._waiting.setdefault(end, {})[number] = sending
+        return False
+
+    def give_back(self, number: int, sending: Sending) -> list[tuple[int, Sending]]:
+        """It has ended, or does not wait any more; returns whose turn has come."""
+        ends = _ends(sending)
+        if self._forget(number, ends):
+            return []
+        self._busy.subtract(ends)
+        found: list[tuple[int, Sending]] = []
+        for end in ends:
+            for other, waiting in self._waiting.get(end, {}).items():
+                if self._is_free(its := _ends(waiting)):
+                    self._forget(other, its)
+                    self._busy.update(its)
+                    found.append((other, waiting))
+                    break
+        return found
+
+    def _is_free(self, ends: tuple[End, End]) -> bool:
+        return self._busy[ends[0]] < self._most and self._busy[ends[1]] < self._most
+
+    def _forget(self, number: int, ends: tuple[End, End]) -> bool:
+        """False where it does not wait."""
+        waited = False
+        for end in ends:
+            waited = self._waiting.get(end, {}).pop(number, None) is not None
+        return waited
+
+
+def _ends(sending: Sending) -> tuple[End, End]:
+    return (sending.source, True), (sending.action.to, False)
+
+
 class KvMoves:
     """All hand-offs of a simulation.
 
@@ -109,49 +175,59 @@ class KvMoves:
         shape: of the model's KV.
         lanes: None: every hand-off takes `delay`.
         delay: so long, whatever the size and whoever else sends; None: as long as the network needs.
+        max_transfers: hand-offs that a replica sends, and receives, at once over the network. Activations do not wait: they
+            are small, and somebody is idle until they are there.
     """
 
-    def __init__(self, shape: KvShape = KvShape(), lanes: Lanes | None = None, delay: Nanos | None = None) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self, shape: KvShape = KvShape(), lanes: Lanes | None = None, delay: Nanos | None = None, max_transfers: int = 4  # noqa: B008 - frozen
+    ) -> None:  # fmt: skip
         self._shape = shape
         self._lanes = lanes if delay is None else None
         self._delay = delay or 0
+        self._turns = Turns(max_transfers)
         self._number = 0
         self._timers: list[tuple[Nanos, int, Sending]] = []
-        self._sendings: dict[int, Sending] = {}  # in the order in which they began
+        self._sendings: dict[int, Sending] = {}  # in the order in which they were asked for
         self._of_flow: dict[FlowId, int] = {}
         self._ways: dict[tuple[ReplicaId, ReplicaId], Way] = {}  # as far as anybody has sent
 
     def start(self, source: ReplicaId, action: SendKv | SendActivations, now: Nanos) -> None:
         """The long action begins."""
-        self._number += 1
-        sending = self._sendings[self._number] = Sending(source, action, now)
-        size = self._shape.size(action)
-        lanes = self._lanes
+        self._number = number = self._number + 1
+        size, lanes = self._shape.size(action), self._lanes
         if lanes is None:
-            sending.num_bytes = size
-            heappush(self._timers, (now + self._delay, self._number, sending))
+            sending = self._sendings[number] = Sending(source, action, size, None, now)
+            heappush(self._timers, (now + self._delay, number, sending))
             return
         way = self._ways.get((source, action.to)) or self._find_way(lanes, source, action.to)
-        sending.num_bytes = size * len(way.paths)
-        sending.path = way.links
-        for path in way.paths:
+        sending = self._sendings[number] = Sending(source, action, size, way, now)
+        if type(action) is SendActivations or self._turns.take(number, sending):
+            self._begin(lanes, number, sending, now)
+        if lanes.network.is_broken:
+            self._watch(lanes, number, sending, now)
+
+    def _begin(self, lanes: Lanes, number: int, sending: Sending, now: Nanos) -> None:
+        """Its turn has come."""
+        assert sending.way is not None
+        sending.began_at = now
+        for path in sending.way.paths:
             flow = next(lanes.ids)
             sending.flows.add(flow)
-            self._of_flow[flow] = self._number
-            lanes.network.start(flow, path, size, now)
-        self._watch(self._number, sending, now)
+            self._of_flow[flow] = number
+            lanes.network.start(flow, path, sending.size, now)
 
     def links_changed(self, now: Nanos) -> None:
         """Some links have another bandwidth from now on."""
-        for number, sending in self._sendings.items():
-            self._watch(number, sending, now)
+        if self._lanes is not None:
+            for number, sending in self._sendings.items():
+                self._watch(self._lanes, number, sending, now)
 
-    def _watch(self, number: int, sending: Sending, now: Nanos) -> None:
+    def _watch(self, lanes: Lanes, number: int, sending: Sending, now: Nanos) -> None:
         """Nothing moves across a dead link; it may come back."""
-        if self._lanes is None:
-            return
-        links = self._lanes.network.links
-        if all(links[name].bandwidth for name in sending.path):
+        assert sending.way is not None
+        links = lanes.network.links
+        if all(links[name].bandwidth for name in sending.way.links):
             sending.given_up_at = None
         elif sending.given_up_at is None:
             sending.given_up_at = now + PATIENCE
@@ -177,33 +253,42 @@ class KvMoves:
             sending = self._sendings[number]
             sending.flows.discard(event.flow)
             if not sending.flows:
-                del self._sendings[number]
+                self._end(number, now)
                 told.append(sending.sent(event.at))
         while self._timers and self._timers[0][0] <= now:
             at, number, sending = heappop(self._timers)
             if number not in self._sendings:
                 continue
-            if self._lanes is None:
+            if sending.way is None:
                 del self._sendings[number]
                 told.append(sending.sent(at))
             elif sending.given_up_at == at:
                 self._cancel(number, now)
+                self._end(number, now)
                 told.append(sending.failed())
         return told
 
     def _cancel(self, number: int, now: Nanos) -> None:
-        for flow in sorted(self._sendings.pop(number).flows):
+        """Nothing of it moves any more."""
+        flows = self._sendings[number].flows
+        for flow in sorted(flows):
             del self._of_flow[flow]
             if self._lanes is not None:
                 self._lanes.network.cancel(flow, now)
+        flows.clear()
+
+    def _end(self, number: int, now: Nanos) -> None:
+        """It is no more, and lets others have their turn."""
+        sending = self._sendings.pop(number)
+        if self._lanes is not None and type(sending.action) is not SendActivations:
+            for other, waiting in self._turns.give_back(number, sending):
+                self._begin(self._lanes, other, waiting, now)
 
     def lose(self, replica: ReplicaId, now: Nanos) -> list[Told]:
         """The replica is gone. Whoever was sending to it hears that it failed; nobody hears of what it sent itself."""
-        told: list[Told] = []
-        for number, sending in list(self._sendings.items()):
-            if replica not in (sending.source, sending.action.to):
-                continue
+        lost = [number for number, sending in self._sendings.items() if replica in (sending.source, sending.action.to)]
+        told = [sending.failed() for number in lost if (sending := self._sendings[number]).source != replica]
+        for number in sorted(lost, key=lambda number: bool(self._sendings[number].flows)):  # nobody of these is to begin
             self._cancel(number, now)
-            if sending.source != replica:
-                told.append(sending.failed())
+            self._end(number, now)
         return told

@@ -35,13 +35,14 @@ class Network:
         record: keep for each link how its rate changed.
     """
 
-    __slots__ = ("_arrived", "_flows", "_heap", "_links", "_now", "_number", "_record")
+    __slots__ = ("_arrived", "_flows", "_heap", "_links", "_now", "_num_broken", "_number", "_record")
 
     def __init__(self, links: Mapping[str, float], record: bool = False) -> None:
         for name, bandwidth in links.items():
             if not bandwidth >= 0:
                 raise ValueError(f"link {name}: its bandwidth must be at least 0 bytes/s, not {bandwidth}")
         self._links = {name: Link(name, int(bandwidth)) for name, bandwidth in links.items()}
+        self._num_broken = sum(not link.bandwidth for link in self._links.values())
         self._flows: dict[FlowId, Flow] = {}
         self._heap: list[tuple[Nanos, int, Flow]] = []
         self._number = 0
@@ -54,6 +55,11 @@ class Network:
     @property
     def links(self) -> Mapping[str, Link]:
         return self._links
+
+    @property
+    def is_broken(self) -> bool:
+        """Nothing moves across some link."""
+        return self._num_broken > 0
 
     def rate(self, flow: FlowId) -> int:
         """Bytes a second now; 0 for one that waits for its upstream, or is none of the network's (any more)."""
@@ -136,6 +142,7 @@ class Network:
         self._run(now)
         changed = self._links[link]
         concerned = self._concerned(changed.flows)
+        self._num_broken += (not int(bandwidth)) - (not changed.bandwidth)
         changed.bandwidth = int(bandwidth)
         for flow in changed.flows:
             narrowest = min(on.bandwidth for on in flow.path)
