@@ -37,6 +37,9 @@ class LayeredEngine(Engine):
         self._batch_ends_at = now + layers(self.latency, run, self._num_layers, run.first_layer, run.last_layer)
         return self._batch_ends_at
 
+    def ends(self, at: Nanos) -> bool:
+        return (self._batch is not None and self._batch_ends_at == at) or super().ends(at)
+
     def end(self, now: Nanos) -> StepsDone | LayersDone | None:
         """The run of steps, or the layers, that end now."""
         if self._batch is None or self._batch_ends_at != now:

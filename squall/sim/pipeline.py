@@ -32,7 +32,7 @@ class PipelinedEngine(Engine):
                 f"{latency.num_stages} pipeline stages"
             )
         self._free_at = [0] * num_stages
-        self._on_way: deque[RunSteps] = deque()
+        self._on_way: deque[tuple[Nanos, RunSteps]] = deque()  # when the last stage will be done
 
     def start(self, run: RunSteps, now: Nanos) -> Nanos:
         """Issue the batch; returns when its last stage will be done."""
@@ -46,20 +46,26 @@ class PipelinedEngine(Engine):
             self._schedule(run.chunks, max(now, free_at[0]))
         for stage, busy in enumerate(self.latency.stages(run)):
             now = free_at[stage] = max(now, free_at[stage]) + busy
-        self._on_way.append(run)
+        self._on_way.append((now, run))
         return now
 
     def cut(self, run: RunId, now: Nanos) -> None:
         """There are single steps only."""
 
     def end(self, now: Nanos) -> StepsDone | LayersDone | None:
-        """The batch that was issued first has passed the last stage."""
-        self._run = run = self._on_way.popleft()
+        """The batch that was issued first has passed the last stage; None where it was a batch of an engine that is no more."""
+        if not self.ends(now):
+            return None
+        _, self._run = self._on_way.popleft()
+        run = self._run
         self._group = self._groups[run.group]
         self._steps = 1
         self._started_at = UNSET
         self._ends_at = now
         return super().end(now)
+
+    def ends(self, at: Nanos) -> bool:
+        return bool(self._on_way) and self._on_way[0][0] == at
 
     def _resume(self, group: DecodeClock, weight: int, now: Nanos) -> None:
         group.first_gaps(weight, now, self._world.gaps)

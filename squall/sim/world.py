@@ -290,6 +290,10 @@ class Engine:
         self._ends_at = at
         return at
 
+    def ends(self, at: Nanos) -> bool:
+        """Whether something that it does will be done at that instant; nothing is, where it was cut or lost."""
+        return self._ends_at == at
+
     def end(self, now: Nanos) -> StepsDone | LayersDone | None:
         """The run ends; None where it was cut, and does not end now."""
         if self._ends_at != now:
