@@ -28,6 +28,8 @@ HOT = (
     "squall/core/groups",
     "squall/core/handoff",
     "squall/core/handoff_queue",
+    "squall/core/handoff_source",
+    "squall/core/handoff_target",
     "squall/core/horizon",
     "squall/core/live_scaling",
     "squall/core/live_source",

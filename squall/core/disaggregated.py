@@ -47,7 +47,7 @@ class DisaggregatedRouter(Router):
         decode_policy, max_share, max_ratio: how decode replicas are chosen; see `HandoffQueue`.
     """
 
-    __slots__ = ("_handoffs", "decode_policy", "max_ratio", "max_share")
+    __slots__ = ("_handoffs", "_owed", "decode_policy", "max_ratio", "max_share")
 
     def __init__(
         self,
@@ -65,11 +65,7 @@ class DisaggregatedRouter(Router):
         self.max_share = max_share
         self.max_ratio = max_ratio
         self._handoffs = HandoffQueue(decode_policy, max_share, max_ratio)
-
-    @property
-    def num_handoffs(self) -> int:
-        """Requests that no decode replica has been found for yet."""
-        return len(self._handoffs.queue)
+        self._owed: dict[ReplicaId, set[ReplicaId]] = {}  # who may wait for a word of whom about KV that is of no use any more
 
     @property
     def num_open(self) -> int:
@@ -233,9 +229,12 @@ class DisaggregatedRouter(Router):
         request, holder, target = entry.request.id, entry.backend, entry.to
         assert holder is not None
         others = [source for source in sources_of(entry) if source != by]
-        actions: list[AnyAction] = [Send(other, Disowned((request,))) for other in others]
+        if target is not None:
+            for source in sources_of(entry):
+                self._owed.setdefault(source, set()).add(target.replica)
         if target is not None and target is not holder and target.replica != by:
-            actions.append(dropped(request, target, holder))
+            others.append(target.replica)
+        actions: list[AnyAction] = [Send(other, Disowned((request,))) for other in others]
         actions += self._take_back(entry)
         actions += self._requeue(entry, holder, now)
         if target is not holder:
@@ -302,6 +301,8 @@ class DisaggregatedRouter(Router):
         actions: list[AnyAction] = []
         for entry in sorted(concerned, key=_id):
             actions += self._lose_end(entry, backend, now)
+        lost = ReplicaDown(backend.replica, lost=True)
+        actions += [Send(target, lost) for target in sorted(self._owed.pop(backend.replica, ())) if target in self._backends]
         actions += super()._lose(backend, now)
         return actions + self._settle_handoffs()
 

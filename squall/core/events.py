@@ -93,9 +93,10 @@ class ReplicaUp(Event, frozen=True, gc=False):
 
 
 class ReplicaDown(Event, frozen=True, gc=False):
-    """The replica takes no new requests. `lost`: what it had is gone too; otherwise it finishes what it has.
+    """The replica takes no new requests. `lost`: what it had is gone too; otherwise it finishes what it has, or moves it.
 
-    `asked`: it was stopped on purpose, which is held against none of its requests.
+    `asked`: it was stopped on purpose, which is held against none of its requests. To the router, and from there to replicas that
+    may wait for KV of a lost one.
     """
 
     replica: ReplicaId
@@ -259,6 +260,25 @@ class Dropped(Event, frozen=True, gc=False):
     by: ReplicaId
 
 
+class MoveWanted(Event, frozen=True, gc=False):
+    """These requests of a replica that is to be empty have a place elsewhere, says the router. At the next boundary who decodes
+    is held (`Progressed`), for that place to fetch its KV; who does not is given back (`Surrendered`)."""
+
+    requests: tuple[RequestId, ...]
+
+
+class ReturnWanted(Event, frozen=True, gc=False):
+    """The replica is to be empty: it gives these requests back (`Surrendered`), but for those that have come to decode."""
+
+    requests: tuple[RequestId, ...]
+
+
+class KeepWanted(Event, frozen=True, gc=False):
+    """Nobody else takes these requests, which the replica holds: it decodes them itself again, and says so (`Kept`)."""
+
+    requests: tuple[RequestId, ...]
+
+
 class RoleChanged(Event, frozen=True, gc=False):
     """`replica` has this role from now on. To itself and to the router."""
 
@@ -292,7 +312,8 @@ class HandoffFailed(Event, frozen=True, gc=False):
 
 
 class Kept(Event, frozen=True, gc=False):
-    """`replica` held these requests and decodes them itself now, since its role has changed; nobody had asked for their KV."""
+    """`replica` held these requests and decodes them itself now: its role has changed, or they were to stay. Nobody had asked for
+    their KV."""
 
     replica: ReplicaId
     requests: tuple[RequestId, ...]
@@ -380,7 +401,7 @@ class TakenOver(Event, frozen=True, gc=False):
 
 
 class Surrendered(Event, frozen=True, gc=False):
-    """The replica gives these requests, without a token from there, back to the router: it has never begun, or lost, them."""
+    """The replica gives these requests back to the router: it has never begun them, or has lost, or given up, their KV."""
 
     replica: ReplicaId
     requests: tuple[RequestId, ...]
@@ -404,6 +425,7 @@ AnyEvent = (
     | LayerArrived | WeightsLoaded | LoadFailed | Warmed | Emptied | ReplicaLost | ReplicaStopped | Woke | Stirred
     | ScaleWanted | NodeDown | NodeUp
     | Offered | KvWanted | KvSent | KvFailed | KvArrived | Dropped | RoleChanged | Adopted | NotHeld | HandoffFailed | Kept
+    | MoveWanted | ReturnWanted | KeepWanted
     | LivePaired | Unpaired | LayersDone | PullWanted | HandedOver | NothingLeft | BatchFormed
     | ActivationsSent | ActivationsFailed | ActivationsArrived | TakenOver | Surrendered | Disowned
 )  # fmt: skip

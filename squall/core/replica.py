@@ -220,11 +220,30 @@ class Replica:
         """What a boundary changes for hand-offs, while no steps are planned here."""
         if self.handoffs is None:
             return []
-        boundary = self.handoffs.at_boundary(self.decodes, False, ())
+        boundary = self.handoffs.at_boundary(self, False, ())
         if not boundary.held and not boundary.gone:
             return boundary.actions
         told = Progressed(self.id, finished=tuple(sorted(boundary.gone)), held=boundary.held)
         return [Send(ROUTER, told), *boundary.actions]
+
+    @property
+    def works_in_pair(self) -> bool:
+        """See `handoff.Owner`."""
+        return self.live is not None
+
+    def give_up(self, request: RequestId) -> bool:
+        """See `handoff.Owner`. Its blocks become free, or idle."""
+        work = self._running.get(request)
+        if work is not None:
+            if work not in self.prefilling:
+                return False
+            self._drop(work)
+            return True
+        for work in self.waiting:
+            if work.request.id == request:
+                self.waiting.remove(work)
+                return True
+        return False
 
     @property
     def hands_off(self) -> bool:
@@ -327,7 +346,7 @@ class Replica:
         held: tuple[Held, ...] = ()
         moves: list[AnyAction] | None = None
         if self.handoffs is not None and (gone or not self.handoffs.is_quiet):
-            boundary = self.handoffs.at_boundary(self.decodes, self._has_preempted(), gone)
+            boundary = self.handoffs.at_boundary(self, self._has_preempted(), gone)
             held, moves = boundary.held, boundary.actions
             finished = tuple(sorted(finished + boundary.gone)) if boundary.gone else finished
         preempted: list[RequestId] = []

@@ -106,6 +106,14 @@ class SwappingReplica(Replica):
                 return [Send(ROUTER, Progressed(self.id, finished=gone)), Forget(gone), *self.nudge(now)]
         return super()._cancel(request, now)
 
+    def give_up(self, request: RequestId) -> bool:
+        for swapped in self._swapped:
+            if swapped.work.request.id == request:
+                self._swapped.remove(swapped)
+                self.host.release(swapped.work.blocks)
+                return True
+        return super().give_up(request)
+
     # -- between two runs
 
     def _begin_run(

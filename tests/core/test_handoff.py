@@ -172,6 +172,31 @@ def test_offers_wait_for_blocks_in_their_order() -> None:
     assert machine.handle(Woke(), 0) == [Abandon((0,)), Reserve(2, 10), Send(P, KvWanted(2, D))]
 
 
+def test_an_offer_waits_while_somebody_may_still_write_to_the_blocks_of_an_earlier_one_of_the_request() -> None:
+    machine = Replica(D, Vllm(8, 64), 100, SIZE)
+    machine.handle(Offered(request(0), 10, (Part(P, 0, 3), Part(Q, 3, 0))), 0)
+    machine.handle(Woke(), 0)
+    assert machine.handle(Dropped(0, by=P), 0) == [Send(ROUTER, NotHeld(D, 0))]  # its half is lost, the other one is on its way
+    again = Offered(request(0), 11, (Part(Q),))
+    assert machine.handle(again, 0) == []
+    assert machine.wake_at is None
+    assert (machine.num_used_blocks, machine.handoffs and machine.handoffs.num_expected) == (3, 2)
+    assert machine.handle(KvArrived(0, 3, 0), 0) == []
+    assert machine.handle(Woke(), 0) == [Abandon((0,)), Reserve(0, 11, ()), Send(Q, KvWanted(0, D))]
+    assert machine.handle(KvArrived(0, 0, 0), 0) == [Send(ROUTER, Adopted(D, 0))]
+    assert machine.num_used_blocks == 3
+
+
+def test_blocks_of_no_use_are_free_when_whoever_was_to_write_to_them_is_lost() -> None:
+    machine = Replica(D, Vllm(8, 64), 100, SIZE)
+    machine.handle(Offered(request(0), 10, (Part(P, 0, 3), Part(Q, 3, 0))), 0)
+    machine.handle(Woke(), 0)
+    machine.handle(Dropped(0, by=P), 0)
+    assert machine.handle(ReplicaDown(Q, lost=True), 0) == []
+    assert machine.handle(Woke(), 0) == [Abandon((0,))]
+    assert machine.num_used_blocks == 0
+
+
 def router(max_retries: int = 2, blocks: int = 20) -> DisaggregatedRouter:
     """Prefill replicas 0 and 1, decode replicas 2 and 3, 80 tokens each."""
     made = DisaggregatedRouter(LeastLoaded(), 100, 10_000, max_retries, False, LeastPromised())
@@ -238,7 +263,7 @@ def test_a_lost_target_is_forgotten_and_the_request_offered_again_from_where_it_
     arrive(made, 0)
     held(made, P, 0)
     assert made.handle(ReplicaDown(D, lost=True), 0) == [Send(P, Dropped(0, by=D)), offer(E, 0, P)]
-    assert made.handle(NotHeld(P, 0), 0) == [Send(E, Dropped(0, by=P)), Send(Q, Submitted(request(0)))]
+    assert made.handle(NotHeld(P, 0), 0) == [Send(E, Disowned((0,))), Send(Q, Submitted(request(0)))]
 
 
 def test_a_lost_source_may_have_sent_all_in_time() -> None:

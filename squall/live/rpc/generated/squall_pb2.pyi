@@ -272,7 +272,7 @@ class Request(_message.Message):
     def __init__(self, id: _Optional[int] = ..., arrived_at: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., session: _Optional[int] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("submitted", "steps_done", "cancelled", "arrived", "progressed", "replica_up", "replica_down", "drain_wanted", "replica_started", "layer_arrived", "weights_loaded", "load_failed", "warmed", "emptied", "replica_lost", "replica_stopped", "woke", "stirred", "scale_wanted", "node_down", "node_up", "kv_sent", "kv_failed", "kv_arrived", "live_paired", "unpaired", "layers_done", "pull_wanted", "handed_over", "nothing_left", "batch_formed", "activations_sent", "activations_failed", "activations_arrived", "taken_over", "surrendered", "disowned", "offered", "kv_wanted", "dropped", "role_changed", "adopted", "not_held", "handoff_failed", "kept")
+    __slots__ = ("submitted", "steps_done", "cancelled", "arrived", "progressed", "replica_up", "replica_down", "drain_wanted", "replica_started", "layer_arrived", "weights_loaded", "load_failed", "warmed", "emptied", "replica_lost", "replica_stopped", "woke", "stirred", "scale_wanted", "node_down", "node_up", "kv_sent", "kv_failed", "kv_arrived", "live_paired", "unpaired", "layers_done", "pull_wanted", "handed_over", "nothing_left", "batch_formed", "activations_sent", "activations_failed", "activations_arrived", "taken_over", "surrendered", "disowned", "offered", "kv_wanted", "dropped", "role_changed", "adopted", "not_held", "handoff_failed", "kept", "move_wanted", "return_wanted", "keep_wanted")
     SUBMITTED_FIELD_NUMBER: _ClassVar[int]
     STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
@@ -318,6 +318,9 @@ class Event(_message.Message):
     NOT_HELD_FIELD_NUMBER: _ClassVar[int]
     HANDOFF_FAILED_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    MOVE_WANTED_FIELD_NUMBER: _ClassVar[int]
+    RETURN_WANTED_FIELD_NUMBER: _ClassVar[int]
+    KEEP_WANTED_FIELD_NUMBER: _ClassVar[int]
     submitted: Submitted
     steps_done: StepsDone
     cancelled: Cancelled
@@ -363,7 +366,10 @@ class Event(_message.Message):
     not_held: NotHeld
     handoff_failed: HandoffFailed
     kept: Kept
-    def __init__(self, submitted: _Optional[_Union[Submitted, _Mapping]] = ..., steps_done: _Optional[_Union[StepsDone, _Mapping]] = ..., cancelled: _Optional[_Union[Cancelled, _Mapping]] = ..., arrived: _Optional[_Union[Arrived, _Mapping]] = ..., progressed: _Optional[_Union[Progressed, _Mapping]] = ..., replica_up: _Optional[_Union[ReplicaUp, _Mapping]] = ..., replica_down: _Optional[_Union[ReplicaDown, _Mapping]] = ..., drain_wanted: _Optional[_Union[DrainWanted, _Mapping]] = ..., replica_started: _Optional[_Union[ReplicaStarted, _Mapping]] = ..., layer_arrived: _Optional[_Union[LayerArrived, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., load_failed: _Optional[_Union[LoadFailed, _Mapping]] = ..., warmed: _Optional[_Union[Warmed, _Mapping]] = ..., emptied: _Optional[_Union[Emptied, _Mapping]] = ..., replica_lost: _Optional[_Union[ReplicaLost, _Mapping]] = ..., replica_stopped: _Optional[_Union[ReplicaStopped, _Mapping]] = ..., woke: _Optional[_Union[Woke, _Mapping]] = ..., stirred: _Optional[_Union[Stirred, _Mapping]] = ..., scale_wanted: _Optional[_Union[ScaleWanted, _Mapping]] = ..., node_down: _Optional[_Union[NodeDown, _Mapping]] = ..., node_up: _Optional[_Union[NodeUp, _Mapping]] = ..., kv_sent: _Optional[_Union[KvSent, _Mapping]] = ..., kv_failed: _Optional[_Union[KvFailed, _Mapping]] = ..., kv_arrived: _Optional[_Union[KvArrived, _Mapping]] = ..., live_paired: _Optional[_Union[LivePaired, _Mapping]] = ..., unpaired: _Optional[_Union[Unpaired, _Mapping]] = ..., layers_done: _Optional[_Union[LayersDone, _Mapping]] = ..., pull_wanted: _Optional[_Union[PullWanted, _Mapping]] = ..., handed_over: _Optional[_Union[HandedOver, _Mapping]] = ..., nothing_left: _Optional[_Union[NothingLeft, _Mapping]] = ..., batch_formed: _Optional[_Union[BatchFormed, _Mapping]] = ..., activations_sent: _Optional[_Union[ActivationsSent, _Mapping]] = ..., activations_failed: _Optional[_Union[ActivationsFailed, _Mapping]] = ..., activations_arrived: _Optional[_Union[ActivationsArrived, _Mapping]] = ..., taken_over: _Optional[_Union[TakenOver, _Mapping]] = ..., surrendered: _Optional[_Union[Surrendered, _Mapping]] = ..., disowned: _Optional[_Union[Disowned, _Mapping]] = ..., offered: _Optional[_Union[Offered, _Mapping]] = ..., kv_wanted: _Optional[_Union[KvWanted, _Mapping]] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ..., role_changed: _Optional[_Union[RoleChanged, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., not_held: _Optional[_Union[NotHeld, _Mapping]] = ..., handoff_failed: _Optional[_Union[HandoffFailed, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ...) -> None: ...
+    move_wanted: MoveWanted
+    return_wanted: ReturnWanted
+    keep_wanted: KeepWanted
+    def __init__(self, submitted: _Optional[_Union[Submitted, _Mapping]] = ..., steps_done: _Optional[_Union[StepsDone, _Mapping]] = ..., cancelled: _Optional[_Union[Cancelled, _Mapping]] = ..., arrived: _Optional[_Union[Arrived, _Mapping]] = ..., progressed: _Optional[_Union[Progressed, _Mapping]] = ..., replica_up: _Optional[_Union[ReplicaUp, _Mapping]] = ..., replica_down: _Optional[_Union[ReplicaDown, _Mapping]] = ..., drain_wanted: _Optional[_Union[DrainWanted, _Mapping]] = ..., replica_started: _Optional[_Union[ReplicaStarted, _Mapping]] = ..., layer_arrived: _Optional[_Union[LayerArrived, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., load_failed: _Optional[_Union[LoadFailed, _Mapping]] = ..., warmed: _Optional[_Union[Warmed, _Mapping]] = ..., emptied: _Optional[_Union[Emptied, _Mapping]] = ..., replica_lost: _Optional[_Union[ReplicaLost, _Mapping]] = ..., replica_stopped: _Optional[_Union[ReplicaStopped, _Mapping]] = ..., woke: _Optional[_Union[Woke, _Mapping]] = ..., stirred: _Optional[_Union[Stirred, _Mapping]] = ..., scale_wanted: _Optional[_Union[ScaleWanted, _Mapping]] = ..., node_down: _Optional[_Union[NodeDown, _Mapping]] = ..., node_up: _Optional[_Union[NodeUp, _Mapping]] = ..., kv_sent: _Optional[_Union[KvSent, _Mapping]] = ..., kv_failed: _Optional[_Union[KvFailed, _Mapping]] = ..., kv_arrived: _Optional[_Union[KvArrived, _Mapping]] = ..., live_paired: _Optional[_Union[LivePaired, _Mapping]] = ..., unpaired: _Optional[_Union[Unpaired, _Mapping]] = ..., layers_done: _Optional[_Union[LayersDone, _Mapping]] = ..., pull_wanted: _Optional[_Union[PullWanted, _Mapping]] = ..., handed_over: _Optional[_Union[HandedOver, _Mapping]] = ..., nothing_left: _Optional[_Union[NothingLeft, _Mapping]] = ..., batch_formed: _Optional[_Union[BatchFormed, _Mapping]] = ..., activations_sent: _Optional[_Union[ActivationsSent, _Mapping]] = ..., activations_failed: _Optional[_Union[ActivationsFailed, _Mapping]] = ..., activations_arrived: _Optional[_Union[ActivationsArrived, _Mapping]] = ..., taken_over: _Optional[_Union[TakenOver, _Mapping]] = ..., surrendered: _Optional[_Union[Surrendered, _Mapping]] = ..., disowned: _Optional[_Union[Disowned, _Mapping]] = ..., offered: _Optional[_Union[Offered, _Mapping]] = ..., kv_wanted: _Optional[_Union[KvWanted, _Mapping]] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ..., role_changed: _Optional[_Union[RoleChanged, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., not_held: _Optional[_Union[NotHeld, _Mapping]] = ..., handoff_failed: _Optional[_Union[HandoffFailed, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., move_wanted: _Optional[_Union[MoveWanted, _Mapping]] = ..., return_wanted: _Optional[_Union[ReturnWanted, _Mapping]] = ..., keep_wanted: _Optional[_Union[KeepWanted, _Mapping]] = ...) -> None: ...
 
 class Submitted(_message.Message):
     __slots__ = ("request",)
@@ -654,6 +660,24 @@ class Kept(_message.Message):
     replica: int
     requests: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, replica: _Optional[int] = ..., requests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class MoveWanted(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReturnWanted(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class KeepWanted(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LivePaired(_message.Message):
     __slots__ = ("target", "source", "num_layers")
