@@ -177,10 +177,11 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Hazards(Struct, frozen=True, forbid_unknown_fields=True):
-    """Random losses in a simulation: of every replica that is there, and of every node, so many an hour on average."""
+    """Random losses in a simulation: of every replica that is there, and of every node, so many an hour on average: at most one a
+    second, below which nothing would ever come up."""
 
-    replica_per_hour: Delay = 0.0
-    node_per_hour: Delay = 0.0
+    replica_per_hour: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+    node_per_hour: Annotated[float, Meta(ge=0, le=3600)] = 0.0
     node_back_s: Seconds = 300.0
     notice_s: Delay = 0.0
 

@@ -7,6 +7,7 @@ first token, what a token is, or how long anything takes.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 
 from squall.core.actions import AnyAction, Reply, Send
 from squall.core.demand import Demand
@@ -89,6 +90,11 @@ class Router:
     def num_queued(self) -> int:
         """Requests that wait here, bound to no replica."""
         return len(self._queue)
+
+    @property
+    def queued(self) -> Collection[RequestId]:
+        """Who they are."""
+        return self._queue.keys()
 
     @property
     def num_outstanding(self) -> int:

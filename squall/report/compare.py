@@ -144,6 +144,9 @@ def headline(summary: Summary) -> list[str]:
         text.append(f"  SLO         met by {100 * summary.slo_attainment:.1f} %, goodput {written(summary.goodput_rps)} req/s")
     if summary.cost_usd is not None:
         text.append(f"  cost        {summary.cost_usd:.4g} USD for {written(summary.gpu_seconds)} GPU seconds")
+    if summary.refused:
+        reasons = (f"{count} {reason.replace('_', ' ')}" for reason, count in summary.refused.items())
+        text.append(f"  refused     {', '.join(reasons)}")
     if summary.absent:
         text.append(f"  not counted {summary.absent} requests of the workload, which had not arrived when the run ended")
     return text

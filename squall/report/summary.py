@@ -5,6 +5,7 @@ Knows no files and no configuration beyond the objectives and the price of an ac
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import ceil
 from operator import attrgetter
@@ -81,6 +82,7 @@ class Summary(Struct, frozen=True):
     energy_j: float | None = None
     detail: Detail | None = None
     absent: int = 0
+    refused: dict[str, int] = {}  # of the rejected of a simulation, how many for which reason
     pools: tuple[PoolUse, ...] = ()
 
 
@@ -226,6 +228,7 @@ def summarise(
         energy_j=energy_j,
         detail=seen,
         absent=record.num_absent,
+        refused=_reasons(record) if seen_inside else {},
         pools=pools,
     )
 
@@ -235,6 +238,10 @@ def _met(good: int | None, total: int, slo: Slo, promised: Sequence[Quantile]) -
     if not total or (good is None and not promised):
         return None
     return (good is None or good >= ceil(slo.attainment * total - 1e-9)) and all(quantile.met for quantile in promised)
+
+
+def _reasons(record: RunRecord) -> dict[str, int]:
+    return dict(sorted(Counter(row.error for row in record.requests if row.outcome is Outcome.REJECTED).items()))
 
 
 def _rate(count: int, seconds: float) -> float:

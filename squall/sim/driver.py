@@ -33,7 +33,7 @@ from squall.core.actions import (
     SwapOut,
     WarmReplica,
 )  # fmt: skip
-from squall.core.events import AnyEvent, Cancelled, Submitted, Woke
+from squall.core.events import AnyEvent, Cancelled, Rejection, Submitted, Woke
 from squall.core.machine import Machine
 from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, ReplicaId, RunId
 from squall.sim.layers import LayeredEngine
@@ -71,6 +71,8 @@ class Driver:
         num_events: events delivered.
         scale_ups, scale_downs: replicas added and removed by decisions.
         cut_off: told of every run that the end cuts off: replica, run, steps that are done, and when the last one was.
+        in_vain_after: who waits for a replica is refused when for so long after the last arrival nobody but the controller has
+            done anything, and that is the end.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Driver:
         self.num_events = 0
         self.scale_ups = self.scale_downs = 0
         self.cut_off: Callable[[ReplicaId, RunId, int, Nanos], None] | None = None
+        self.in_vain_after: Nanos = FOREVER
         self._machines = dict(machines)
         self._world = world
         self._loader = loader
@@ -103,6 +106,9 @@ class Driver:
         self._sequence = 0
         self._past_steps = 0  # of engines that are no more
         self._fresh = set(self._engines)  # replicas whose machine has not been used
+        self._in_vain = False  # nothing would ever come of those who wait
+        self._progress: tuple[int, ...] = ()  # how far requests had come
+        self._progress_at: Nanos = 0  # when that was found to have changed
         self._enders: dict[MachineId, Engine | Loader] = {**self._engines, CONTROLLER: loader}
         loader.push = self._ask_loader
         loader.lost = self._lose
@@ -138,7 +144,8 @@ class Driver:
             self._messages.append((ROUTER, event))
         else:
             self._follow((until, ARRIVAL), last=True)
-            if until == FOREVER or self._is_over():
+            if until == FOREVER or self._in_vain or self._is_over():
+                self._refuse_who_waits()
                 return
         self._follow((until, ARRIVAL))
         self._stop(until)
@@ -168,7 +175,7 @@ class Driver:
                 id, event = messages.popleft()
             elif heap and heap[0] < until:
                 at, priority, id, _, event = heappop(heap)
-                if last and id == CONTROLLER and self._is_over():
+                if last and id == CONTROLLER and (self._is_over() or self._is_in_vain(at)):
                     break
                 if event is None:
                     event = enders[id].end(at) if priority == END else self._wake(id, at)
@@ -323,7 +330,32 @@ class Driver:
         """All requests have ended, and nothing is left to happen but what the controller does about an empty fleet."""
         router = self._machines[ROUTER]
         idle = not (getattr(router, "num_queued", 0) or getattr(router, "num_outstanding", 0))
-        return idle and all(id == CONTROLLER for _, _, id, _, _ in self._heap)
+        return idle and not self._others_act()
+
+    def _others_act(self) -> bool:
+        """Something is to come that is not the controller's, nor an end or a wake-up that was called off."""
+        return any(
+            id != CONTROLLER
+            and (self._engines[id].ends(at) if priority == END else priority != WAKE or self._wakes.get(id) == at)
+            for at, priority, id, _, _ in self._heap
+        )
+
+    def _is_in_vain(self, at: Nanos) -> bool:
+        """Whether nothing will ever come of those who wait."""
+        router = self._machines[ROUTER]
+        progress = getattr(router, "num_queued", 0), getattr(router, "num_outstanding", 0), self.num_steps
+        if self._progress != progress or self._others_act():
+            self._progress, self._progress_at = progress, at
+        self._in_vain = at - self._progress_at >= self.in_vain_after
+        return self._in_vain
+
+    def _refuse_who_waits(self) -> None:
+        waiting = list(getattr(self._machines[ROUTER], "queued", ()))
+        while waiting:
+            for request in waiting:
+                self._world.reject(request, Rejection.NO_CAPACITY, self.now)
+            waiting = [self._world.arrival(offered, self.now).request.id for offered in self._world.released]
+            self._world.released.clear()
 
 
 class Gone:

@@ -15,7 +15,7 @@ from squall.core.events import AnyEvent, Cancelled
 from squall.core.machine import Machine
 from squall.core.metrics import RunRecord
 from squall.core.pipeline import replica_of
-from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, ReplicaId, RequestId, RunId
+from squall.core.types import CONTROLLER, FOREVER, ROUTER, SECOND, MachineId, Nanos, ReplicaId, RequestId, RunId
 from squall.deployment import router_of
 from squall.perf.latency import LatencyModel
 from squall.sim.driver import Driver, EventLog
@@ -101,6 +101,7 @@ def simulate(
     if faults is not None:
         faults.set_speed = driver.set_speed
     driver.cut_off = cut_off
+    driver.in_vain_after = _in_vain_after(config)
     driver.run(_offered(world, requests, cancellations), until)
     record = world.record(driver.now)
     record.num_events = driver.num_events
@@ -111,6 +112,14 @@ def simulate(
     record.gpu_nanos = driver.replica_nanos * sum(gpus) // len(gpus)  # those that are not alike are held equally long
     record.wall_s = time.perf_counter() - began
     return record
+
+
+def _in_vain_after(config: Config) -> Nanos:
+    """By then whatever was broken on purpose is whole again, and a fleet that can come up has, three times over."""
+    hazards = config.hazards
+    ends = [fault.at_s + fault.notice_s + (fault.duration_s or 0) for fault in config.faults]
+    back = 2 * (hazards.notice_s + hazards.node_back_s) if hazards.node_per_hour else 0.0
+    return round((max(3 * config.fleet.start_timeout_s, back, 3600) + max(ends, default=0)) * SECOND)
 
 
 def _stages(of_each: Sequence[Kind]) -> dict[ReplicaId, int]:
