@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 
-from squall.core.actions import Chunk, RunSteps
+from squall.core.actions import Chunk, RunLayers, RunSteps
 from squall.core.types import MILLISECOND, BlockHash, Nanos, RequestId, RunId
-from squall.live.engine.interface import Job, RunEnded, TokenOut
+from squall.live.engine.interface import Activations, Job, LayersEnded, RunEnded, TokenOut
 from squall.live.engine.sequence import SequenceState
 from squall.live.engine.tokenizer import Tokenizer
 from squall.perf.latency import UNITS_PER_NANO, LatencyModel
+from squall.perf.layer_range import layers
 
 CATCH_UP: Nanos = 5 * MILLISECOND
 """Between two runs of a busy replica our own work passes, which the prediction already holds: so much of it is not slept."""
@@ -55,6 +56,13 @@ class Ledger:
             raise RuntimeError(f"block {block} is said to be cached and is not")
         self._users[block] += 1
 
+    def evict(self, blocks: Sequence[BlockHash]) -> None:
+        """These held blocks, which nobody uses, become free."""
+        for block in blocks:
+            if self._users.pop(block, 1):
+                raise RuntimeError(f"block {block} is to be evicted, and is in use or not held")
+            self.num_free += 1
+
     def share(self, block: BlockHash) -> bool:
         """A private block gets its name; False where another block has it already."""
         if block in self._users:
@@ -79,13 +87,14 @@ class _Sequence:
 
 
 class EmulatedEngine:
-    """See `Engine` and `KvEngine`: KV that moves is counted, and never copied.
+    """See `Engine` and `LiveEngine`: KV and activations that move are counted, and never copied.
 
     Args:
         latency: prices steps.
         num_blocks, block_size, max_model_len: as in `Engine`.
         tokenizer: whose tokens it says.
         time_dilation: seconds slept for each second predicted.
+        num_layers: of the model that is pretended, where it is to run layer by layer.
     """
 
     def __init__(
@@ -96,7 +105,9 @@ class EmulatedEngine:
         max_model_len: int,
         tokenizer: Tokenizer,
         time_dilation: float = 1.0,
+        num_layers: int = 1,
     ) -> None:
+        self.num_layers = num_layers
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.max_model_len = max_model_len
@@ -107,6 +118,7 @@ class EmulatedEngine:
         self._sequences: dict[RequestId, _Sequence] = {}
         self._groups: dict[int, dict[RequestId, _Sequence]] = {0: {}}
         self._decoding: dict[RequestId, _Sequence] = {}  # in the run
+        self._batches: dict[int, tuple[Chunk, ...]] = {}  # some of whose layers have run
         self._busy_until: Nanos = 0
         self._cut: RunId | None = None
 
@@ -129,6 +141,9 @@ class EmulatedEngine:
             self._stop_decoding(request)
             if (sequence := self._sequences.pop(request, None)) is not None:
                 self._release(sequence)
+        for batch, chunks in list(self._batches.items()):
+            if not any(chunk.request in self._sequences for chunk in chunks):
+                self._batches.pop(batch, None)
 
     def pause(self, request: RequestId) -> int:
         self._stop_decoding(request)
@@ -140,14 +155,23 @@ class EmulatedEngine:
     def adopt(self, job: Job, num_tokens: int, evictable: Sequence[BlockHash] = ()) -> tuple[int, ...]:
         self.add(job)
         sequence = self._sequences[job.request]
-        self._grow(sequence, num_tokens, iter(evictable))
+        self.evict(evictable)
+        self._grow(sequence, num_tokens, iter(()))
         sequence.context = num_tokens
         return ()
 
     def resume(self, request: RequestId, group: int = 0) -> None:
         self._groups.setdefault(group, {})[request] = self._sequences[request]
 
+    def evict(self, blocks: Sequence[BlockHash]) -> None:
+        self.ledger.evict(blocks)
+
+    def activations(self, batch: int) -> Activations:
+        chunks = self._batches.pop(batch)
+        return Activations(tuple(c.request for c in chunks), tuple(c.num_tokens for c in chunks), memoryview(b""))
+
     def reset(self) -> None:
+        self._batches.clear()
         self.ledger = Ledger(self.num_blocks)
         self._sequences.clear()
         self._groups = {0: {}}
@@ -178,12 +202,38 @@ class EmulatedEngine:
         self.forget(stopped)
         return RunEnded(action.run, done, stopped)
 
+    def run_batch(
+        self, action: RunLayers, emit: Callable[[Sequence[TokenOut]], None], given: Activations | None = None
+    ) -> LayersEnded:
+        if action.first_layer and given is None and action.batch not in self._batches:
+            raise ValueError(f"layer {action.first_layer} of batch {action.batch} is to run, but nothing is kept of the batch")
+        deadline = self._start()
+        tokens = []
+        for chunk in action.chunks:
+            sequence = self._sequences[chunk.request]
+            sequence.state.share_nothing()
+            self._grow(sequence, chunk.num_tokens, iter(()))
+            if action.last_layer == self.num_layers:
+                sequence.context = chunk.num_tokens
+                tokens.append(self._next_token(sequence.state))
+        price = layers(self._latency, action, self.num_layers, action.first_layer, action.last_layer)
+        deadline += int(price * self._time_dilation)
+        time.sleep(max(0, deadline - time.monotonic_ns()) / 1e9)
+        self._busy_until = deadline
+        self._batches.pop(action.batch, None)
+        if tokens:
+            emit(tokens)
+        else:
+            self._batches[action.batch] = action.chunks
+        stopped = tuple(sorted(out.request for out in tokens if out.finish is not None))
+        return LayersEnded(action.batch, action.last_layer, stopped)
+
     # -- time
 
     def _start(self) -> Nanos:
         """When the first step begins: where the last one ended, unless nothing was left to do since."""
         now = time.monotonic_ns()
-        return max(self._busy_until, now - CATCH_UP) if any(self._groups.values()) else now
+        return max(self._busy_until, now - CATCH_UP) if self._batches or any(self._groups.values()) else now
 
     def _prices(self, action: RunSteps) -> Iterator[Nanos]:
         for part in self._latency.run(action, action.steps):

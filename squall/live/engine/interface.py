@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from squall.core.actions import Chunk, RunSteps
+from squall.core.actions import Chunk, RunLayers, RunSteps
 from squall.core.types import BlockHash, RequestId, RunId
 
 
@@ -87,6 +87,28 @@ class RunEnded(Struct, frozen=True):
     stopped: tuple[RequestId, ...]
 
 
+class LayersEnded(Struct, frozen=True):
+    """How some layers of a batch ended; becomes the event LayersDone. Who `stopped` keeps its blocks until it is forgotten."""
+
+    batch: int
+    last_layer: int
+    stopped: tuple[RequestId, ...]
+
+
+class Activations(Struct, frozen=True):
+    """What lies between two layers of a batch: the residual of its tokens, request by request.
+
+    Attributes:
+        requests: whose.
+        num_tokens: of each.
+        data: bytes, in the engine's number type; none where it pretends.
+    """
+
+    requests: tuple[RequestId, ...]
+    num_tokens: tuple[int, ...]
+    data: memoryview
+
+
 class Engine(Protocol):
     """All methods are called in the engine's own thread, except `cut` (and `blocks`).
 
@@ -144,11 +166,45 @@ class KvEngine(Engine, Protocol):
         ...
 
     def adopt(self, job: Job, num_tokens: int, evictable: Sequence[BlockHash] = ()) -> tuple[int, ...]:
-        """Take a sequence over that another engine began: blocks for the KV of `num_tokens` tokens, which comes later."""
+        """Take a sequence over that another engine began: blocks for the KV of `num_tokens` tokens, which comes later.
+
+        All of `evictable` is evicted first.
+        """
         ...
 
     def resume(self, request: RequestId, group: int = 0) -> None:
         """All its KV is here: decode with `group` from the next run on."""
+        ...
+
+
+class LiveEngine(KvEngine, Protocol):
+    """An engine that runs some layers of a batch of whole prompts, keeps what lies between two of them, and gives and takes it.
+
+    Whoever gets its first token from layers does not decode before `resume`. A batch shares nothing with the prefix cache.
+
+    Attributes:
+        num_layers: of the model; known before `load`.
+    """
+
+    @property
+    def num_layers(self) -> int: ...
+
+    def evict(self, blocks: Sequence[BlockHash]) -> None:
+        """These cached blocks, which nobody uses, are free from now on."""
+        ...
+
+    def run_batch(
+        self, action: RunLayers, emit: Callable[[Sequence[TokenOut]], None], given: Activations | None = None
+    ) -> LayersEnded:
+        """Run these layers on what is kept of the batch, or on what another engine has `given`; of it, requests that are not
+        in `action` any more are left out. After the model's last layer nothing is kept.
+
+        Raises TransferFailed for layers that have not arrived, ValueError for what was given and is not of this batch.
+        """
+        ...
+
+    def activations(self, batch: int) -> Activations:
+        """What is kept of a batch, for good: it goes on elsewhere. From any thread. Raises KeyError where nothing is kept."""
         ...
 
 

@@ -60,6 +60,20 @@ class BlockTables:
                 self._hash_of[table[index]] = hashes[index]
         self._num_filed[request] = max(full, self._num_filed[request])
 
+    def evict(self, names: Sequence[BlockHash]) -> None:
+        """These blocks, which nobody uses, hold nothing from now on."""
+        for name in names:
+            if name not in self._held:
+                raise RuntimeError(f"block {name:x}, to be evicted, is not held: machine and engine disagree")
+            block = self._held.pop(name)
+            del self._hash_of[block]
+            self._free.append(block)
+
+    @property
+    def spare(self) -> int | None:
+        """A free block, which stays free; None where there is none."""
+        return self._free[-1] if self._free else None
+
     def release(self, request: RequestId) -> None:
         """Free the blocks that only this sequence knows of. Harmless if it has none."""
         self._num_filed.pop(request, None)

@@ -7,6 +7,8 @@ it is certain: never half a character, never what may turn out to be the start o
 import codecs
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from squall.live.engine.interface import Job, TokenLogprob, TokenOut
 from squall.live.engine.tokenizer import Tokenizer
 
@@ -129,6 +131,11 @@ class SequenceState:
             logprob=None if logprob is None else self._describe(token, logprob),
             top=tuple(self._describe(*candidate) for candidate in top),
         )
+
+    def share_nothing(self) -> None:
+        """Its prompt's blocks are not to be found by others from now on."""
+        if self.job.block_hashes:
+            self.job = replace(self.job, block_hashes=())
 
     def _piece(self, token: int) -> bytes:
         if self.job.sampling.skip_special_tokens and self._tokenizer.is_special(token):

@@ -13,15 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from squall.core.actions import Chunk, RunSteps
+from squall.core.actions import Chunk, RunLayers, RunSteps
 from squall.core.types import BlockHash, RequestId, RunId
 from squall.errors import ConfigError
 from squall.live.engine.architecture import DecoderConfig, read_decoder_config
 from squall.live.engine.attention import Batch, KvCache, Span
 from squall.live.engine.decoder import Decoder, native_fits
-from squall.live.engine.interface import Job, RunEnded, TokenOut
+from squall.live.engine.interface import Activations, Job, LayersEnded, RunEnded, TokenOut
 from squall.live.engine.kernels import load_kernels
 from squall.live.engine.kv import BlockTables
+from squall.live.engine.layers import Batches
 from squall.live.engine.loader import load_from_disk
 from squall.live.engine.rows import DecodeRows
 from squall.live.engine.sampling import draw
@@ -50,7 +51,7 @@ class Step:
 
 
 class TorchEngine:
-    """See `Engine` and `LayerEngine`.
+    """See `Engine`, `LayerEngine` and `LiveEngine`.
 
     Args:
         folder: a checkpoint in Hugging Face layout; kept as `folder`.
@@ -97,6 +98,7 @@ class TorchEngine:
         self._states: dict[RequestId, SequenceState] = {}
         self._cut: RunId | None = None
         self._blocks: BlockTables
+        self._batches: Batches
         self._groups: dict[int, DecodeRows]
         self._group: DecodeRows  # of the run: whom its prefills join
         self._rows: DecodeRows  # of the run: those that advance
@@ -141,11 +143,15 @@ class TorchEngine:
         return self.weights.arena.layers_ready
 
     def warm(self) -> None:
-        """See `Engine`. Writes to block 0, which nobody holds yet."""
-        one = torch.zeros(1, dtype=torch.int64, device=self._device)
-        for decodes, spans in ((1, []), (0, [Span(0, 1, 0, one)])):
-            tables = torch.zeros((decodes, 1), dtype=torch.int32, device=self._device)
-            step = Step((), Batch(one, one, one, tables, tables[:, 0] + 1, 1, spans), [], one)
+        """See `Engine`. Writes to a block that nobody holds; where all are held, much has run already."""
+        if (block := self._blocks.spare) is None:
+            return
+        zero = torch.zeros(1, dtype=torch.int64, device=self._device)
+        at = zero + block
+        for decodes, spans in ((1, []), (0, [Span(0, 1, 0, at)])):
+            tables = torch.full((decodes, 1), block, dtype=torch.int32, device=self._device)
+            lengths = torch.ones(decodes, dtype=torch.int32, device=self._device)
+            step = Step((), Batch(zero, zero, at * self.block_size, tables, lengths, 1, spans), [], zero)
             hidden = self.run_layers(step, 0, self.num_layers)
             with torch.inference_mode():
                 self._decoder.logits(hidden)
@@ -163,11 +169,13 @@ class TorchEngine:
 
     def forget(self, requests: Sequence[RequestId]) -> None:
         self.preempt(requests)
+        self._batches.drop(requests)
         for request in requests:
             self._states.pop(request, None)
 
     def reset(self) -> None:
         self._states.clear()
+        self._batches = Batches(self)
         self._blocks = BlockTables(self.num_blocks, self.block_size)
         self._groups = {0: self._no_rows()}
         self._rows = self._group = self._groups[0]
@@ -256,11 +264,33 @@ class TorchEngine:
         return memoryview(values).cast("B")
 
     def hidden_from_bytes(self, split: Step, data: memoryview) -> Tensor:
-        shape = len(split.batch.tokens), self._decoder.config.hidden_size
+        return self.hidden_of(data, len(split.batch.tokens))
+
+    def hidden_of(self, data: memoryview, num_tokens: int) -> Tensor:
+        """As `hidden_from_bytes`, of so many tokens. On a CPU it lies where `data` does, if that can be written to."""
+        shape = num_tokens, self._decoder.config.hidden_size
         dtype = self.weights.embed.dtype
         if len(data) != shape[0] * shape[1] * dtype.itemsize:
             raise ValueError(f"a hidden state of {len(data)} bytes; {shape[0]} tokens of {shape[1]} {dtype} are expected")
-        return torch.frombuffer(bytearray(data), dtype=dtype).view(shape).to(self._device)
+        values = bytearray(data) if data.readonly else data
+        return torch.frombuffer(values, dtype=dtype).view(shape).to(self._device)
+
+    # -- batches that another engine has a part in
+
+    def run_batch(
+        self, action: RunLayers, emit: Callable[[Sequence[TokenOut]], None], given: Activations | None = None
+    ) -> LayersEnded:
+        if action.first_layer == 0:
+            for chunk in action.chunks:
+                self._states[chunk.request].share_nothing()
+        tokens = self._batches.run(action, given)
+        if tokens:
+            emit(tokens)
+        stopped = tuple(sorted(out.request for out in tokens if out.finish is not None))
+        return LayersEnded(action.batch, action.last_layer, stopped)
+
+    def activations(self, batch: int) -> Activations:
+        return self._batches.give(batch)
 
     def _prepare(self, chunks: Sequence[Chunk], evictable: Iterator[BlockHash], decoding: list[RequestId]) -> Step:
         for chunk in chunks:
@@ -284,8 +314,12 @@ class TorchEngine:
 
     def adopt(self, job: Job, num_tokens: int, evictable: Sequence[BlockHash] = ()) -> tuple[int, ...]:
         self.add(job)
+        self.evict(evictable)
         self._blocks.attach(job.request, ())
-        return tuple(self._blocks.extend(job.request, num_tokens, iter(evictable)))
+        return tuple(self._blocks.extend(job.request, num_tokens, iter(())))
+
+    def evict(self, blocks: Sequence[BlockHash]) -> None:
+        self._blocks.evict(blocks)
 
     def resume(self, request: RequestId, group: int = 0) -> None:
         tokens = self._states[request].tokens
