@@ -161,7 +161,7 @@ class Controller:
             case NodeDown(node, at):
                 self._nodes.goes(node, at, now)
                 if at <= now:
-                    self._sources.node_gone(node)
+                    self._sources.node_gone(node, now)
                 actions += self._redirect(now)
             case NodeUp(node):
                 self._nodes.comes(node)

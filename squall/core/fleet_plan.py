@@ -63,7 +63,6 @@ class Weights(Struct, frozen=True):
         host_bytes_per_s, ssd_bytes_per_s, store_bytes_per_s: from the DRAM and the SSD of its node, and from the store.
         on_ssd: every node has them on its SSD from the beginning.
         on_hosts: nodes that have them in DRAM from the beginning.
-        pinned: at least one node keeps a copy in DRAM, whatever the policy's TTL says (BlitzScale's parameter pool, OSDI 2025).
     """
 
     model: str = ""
@@ -74,7 +73,6 @@ class Weights(Struct, frozen=True):
     store_bytes_per_s: float = 0.0
     on_ssd: bool = True
     on_hosts: tuple[int, ...] = ()
-    pinned: bool = False
 
 
 class Patience(Struct, frozen=True):

@@ -17,7 +17,7 @@ from squall.core.types import SECOND, Nanos, ReplicaId
 from squall.errors import ConfigError
 
 SHUNNED_FOR: Nanos = 60 * SECOND
-"""At least so long nobody loads from where a load did not come; longer where it was waited for longer, twice as long each time."""
+"""So long at least nobody loads from where a load did not come: longer where it was waited for longer, and doubled each time."""
 MOST_DOUBLINGS = 6
 
 
@@ -46,6 +46,7 @@ class Sources:
         self._can_be_relieved = can_be_relieved
         ttl_s: float | None = getattr(policy, "host_ttl_s", None)
         self._host_ttl = None if ttl_s is None else round(ttl_s * SECOND)
+        self._pinned = bool(getattr(policy, "pinned", False))
         self._gone: set[int] = set()  # nodes
         self._shunned: dict[Place, tuple[int, Nanos]] = {}  # how often in a row nothing came from there, and until when
         self._used: dict[int, Nanos] = dict.fromkeys(plan.weights.on_hosts, 0)
@@ -100,18 +101,23 @@ class Sources:
         return self._weights.store_bytes_per_s
 
     def _kept(self, now: Nanos) -> Mapping[int, Nanos]:
-        """Nodes whose DRAM holds the weights: used there now, not long ago, or kept on purpose."""
+        """Nodes whose DRAM holds the weights: used there now, or not long ago."""
         in_use = {member.node for member in self._fleet.members.values() if member.has_weights}
         ttl = self._host_ttl
-        kept = {
+        return {
             node: now if node in in_use else used
             for node, used in self._used.items()
             if ttl is None or node in in_use or now - used <= ttl
         }
-        if not kept and self._weights.pinned and self._used:
-            latest = max(self._used, key=lambda node: (self._used[node], -node))
-            return {latest: self._used[latest]}
-        return kept
+
+    def _keep_one(self, now: Nanos) -> None:
+        """Where no copy is left, the node of the first replica that stays makes one of what the replica has."""
+        if self._pinned and not self._used:
+            members = self._fleet.members
+            there = (members[id].node for id in sorted(members) if members[id].has_weights and members[id].leaves_at is None)
+            node = next((node for node in there if node not in self._gone), None)
+            if node is not None:
+                self._used[node] = now
 
     # -- what the controller asks and tells
 
@@ -164,6 +170,7 @@ class Sources:
         if member.source is not None and member.source.kind in ("disk", "host"):
             for node in self._fleet.slots.nodes(member.replica):
                 self._used[node] = now
+        self._keep_one(now)
 
     def released(self, member: Member, now: Nanos) -> None:
         """The replica is gone: its node used the weights until now. Another one in its place is another one."""
@@ -182,11 +189,12 @@ class Sources:
     def _is_shunned(self, place: Place) -> bool:
         return bool(self._shunned) and self._shunned.get(place, (0, 0))[1] > self.now
 
-    def node_gone(self, node: int) -> None:
+    def node_gone(self, node: int, now: Nanos) -> None:
         """With its DRAM, and its disk for as long."""
         self._used.pop(node, None)
         self._shunned.pop(Place("host", node), None)
         self._gone.add(node)
+        self._keep_one(now)
 
     def node_back(self, node: int) -> None:
         self._gone.discard(node)

@@ -1,7 +1,7 @@
 """Load policies plan transfers: hand-made topologies, and the plans that should come out, as lists."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -234,9 +234,13 @@ def test_auto_without_nvlink_makes_every_gpu_its_own_group() -> None:
 # -- live
 
 
+def test_nobody_works_while_it_loads_unless_asked_to() -> None:
+    assert {kind.__name__: kind().live for kind in get_args(Load)} == {kind.__name__: False for kind in get_args(Load)}
+
+
 def test_the_last_of_each_path_relieves_the_most_loaded_that_is_left() -> None:
     view = View([Slot(10 + at, node=4 + at) for at in range(4)], [Slot(0, node=0), Slot(1, node=1)], overloaded=(1, 0))
-    assert [(transfer.path[-1], transfer.live_partner) for transfer in plan(Auto(), view)] == [(12, 1), (13, 0)]
+    assert [(transfer.path[-1], transfer.live_partner) for transfer in plan(Auto(live=True), view)] == [(12, 1), (13, 0)]
     assert [transfer.live_partner for transfer in plan(P2p(live=True), view)] == [1, 0, None, None]
     assert [transfer.live_partner for transfer in plan(P2p(), view)] == [None] * 4
     assert [transfer.live_partner for transfer in plan(Disk(live=True), view)] == [1, 0, None, None]
@@ -249,9 +253,9 @@ def test_decode_replicas_forward_and_prefill_replicas_relieve() -> None:
         [Slot(0, node=0, role=Role.DECODE), Slot(1, node=1, role=Role.PREFILL, sends_kv=True)],
         overloaded=(1,),
     )
-    assert plan(Auto(), view) == [Transfer("m", gpu(0), (11, 10), "chain", live_partner=1)]
+    assert plan(Auto(live=True), view) == [Transfer("m", gpu(0), (11, 10), "chain", live_partner=1)]
     only_decode = View([Slot(11, node=4, role=Role.DECODE)], view.sources, overloaded=(1,))
-    assert plan(Auto(), only_decode) == [Transfer("m", gpu(0), (11,), "p2p")]
+    assert plan(Auto(live=True), only_decode) == [Transfer("m", gpu(0), (11,), "p2p")]
 
 
 # -- whatever the topology
@@ -280,6 +284,7 @@ _policies = st.sampled_from(
         Striped(),
         Striped(live=True),
         Auto(),
+        Auto(live=True),
         Auto(stripe=False),
     ]
 )

@@ -39,11 +39,14 @@ class Auto(Struct, frozen=True, tag_field="kind", tag="auto", forbid_unknown_fie
 
     Attributes:
         stripe: see above; otherwise every source begins a chain of its own.
+        pinned: one copy of the model is kept in host memory: where the last one is lost with its node, the node of another
+            replica makes one (BlitzScale's parameter pool).
         live: the last target of each chain relieves an overloaded replica while it loads.
     """
 
     stripe: bool = True
-    live: bool = True
+    pinned: bool = True
+    live: bool = False
 
     def __call__(self, view: LoadView) -> Sequence[Transfer]:
         transfers, groups = self._inside(view)
