@@ -8,6 +8,7 @@ exchange shares. Knows no policy, no KV and no replica's life.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -224,14 +225,11 @@ class WeightFlows:
 
     def _start(self, replica: ReplicaId, lane: int, source: Place, giver: ReplicaId | None, now: Nanos) -> None:
         """One lane to all GPUs of a replica, from the first layer that is missing; after what `giver` gets of it itself."""
-        load, lanes = self._loads[replica], len(self._loads[replica].transfer.more_sources) + 1
-        offset = self._offset(load)
-        left = self._total - offset
-        size = max(left * (lane + 1) // lanes - left * lane // lanes, 1)
-        bounds = self._bounds[load.first :] if load.layers else []
-        marks = [min(max((bound - offset) * size // left, 1), size) for bound in bounds]
+        load = self._loads[replica]
+        size = self._lane_bytes(load, lane)
+        marks = self._marks(load, size) if load.layers else []
         upstream = self._loads.get(giver) if giver is not None else None
-        behind = self._chunk + offset - self._offset(upstream) if upstream is not None else 0
+        behind = self._chunk + self._offset(load) - self._offset(upstream) if upstream is not None else 0
         for rank, gpu in enumerate(self._gpus_of(replica)):
             flow = load.flows[rank, lane] = next(self._ids)
             load.reached[flow] = 0
@@ -239,6 +237,16 @@ class WeightFlows:
             after = upstream.flows[rank, lane] if upstream is not None else None
             path = self._path(source, rank, gpu)
             self._network.start(flow, path, size, now, marks=marks, after=after, chunk=behind)
+
+    def _lane_bytes(self, load: Load, lane: int) -> int:
+        """Of one GPU's shard, from the first layer that is missing, what comes on that lane."""
+        left, lanes = self._total - self._offset(load), len(load.transfer.more_sources) + 1
+        return max(left * (lane + 1) // lanes - left * lane // lanes, 1)
+
+    def _marks(self, load: Load, size: int) -> list[int]:
+        """After how many of the `size` bytes of a lane its share of each missing layer is there."""
+        offset = self._offset(load)
+        return [min(max((bound - offset) * size // (self._total - offset), 1), size) for bound in self._bounds[load.first :]]
 
     def _path(self, source: Place, rank: int, gpu: int) -> Path:
         match source.kind:
@@ -259,14 +267,30 @@ class WeightFlows:
         self._whole.add(load.replica)
         self.ended.append(Moved(load.replica, load.transfer, load.num_bytes, load.began_at, now))
 
-    def _stop(self, load: Load, now: Nanos) -> None:
-        """Its flows end, and those that follow them: these loads wait, then, for this one to begin again."""
+    def _stop(self, load: Load, now: Nanos, ended: Mapping[FlowId, int] = {}) -> None:
+        """Its flows end, and those that follow them: these loads wait, then, for this one to begin again.
+
+        `ended` are flows of its that have been cancelled already, and the bytes that each has brought.
+        """
         flows, load.flows, load.reached = load.flows, {}, {}
+        brought = dict(ended)
         for flow in flows.values():
-            for cancelled in self._network.cancel(flow, now):
-                follower = self._of_flow.pop(cancelled, None)
-                if follower is not None and follower is not load:
-                    self._stop(follower, now)
+            brought |= self._network.cancel(flow, now)
+        if flows and not load.layers:
+            self._keep(load, flows, brought)
+        followers = [self._of_flow.pop(flow, None) for flow in brought]
+        for follower in dict.fromkeys(followers):
+            if follower is not None and follower is not load:
+                self._stop(follower, now, brought)
+
+    def _keep(self, load: Load, flows: Mapping[tuple[int, int], FlowId], brought: Mapping[FlowId, int]) -> None:
+        """Nobody was told of its layers: which of them are complete, on all GPUs. A flow that was not cancelled had ended."""
+        had = len(self._bounds)
+        for (_, lane), flow in flows.items():
+            if flow in brought:
+                marks = self._marks(load, self._lane_bytes(load, lane))
+                had = min(had, load.first + bisect_right(marks, brought[flow]))
+        self._had[load.replica] = had
 
 
 def _needs(load: Load, place: Place) -> bool:

@@ -157,6 +157,33 @@ def test_the_loss_of_a_source_strands_who_drew_from_it_and_layers_stay() -> None
     assert whole(found)[8] == pytest.approx(2 + 6.5 / 12.5)
 
 
+def test_layers_stay_though_nobody_was_told_of_them() -> None:
+    cluster = Cluster(tp=2)
+    for replica in (4, 8):
+        cluster.flows.load(replica, chain(4, 8), 0, layers=False)
+    assert cluster.until(500 * MILLISECOND) == []
+    assert cluster.flows.lose(Place("gpu", 0), 500 * MILLISECOND) == [4]
+    cluster.flows.load(4, chain(4, source=Place("gpu", 12)), 2 * SECOND, layers=False)
+    found = cluster.until()
+    assert [(event.replica, event.layer) for event in found] == [(4, None), (8, None)]
+    assert whole(found)[4] == pytest.approx(2 + 6.5 / 12.5)  # four of eight layers were there
+    assert [moved.num_bytes for moved in cluster.flows.ended] == [2 * 6_500_000_000] * 2
+
+
+def test_layers_stay_of_a_striped_transfer_too_as_far_as_all_stripes_had_come() -> None:
+    cluster = Cluster()
+    striped = Transfer("m", Place("gpu", 0), (8, 9, 16, 17), "striped", more_sources=(Place("gpu", 1),))
+    for replica in striped.path:
+        cluster.flows.load(replica, striped, 0, layers=False)
+    cluster.until(250 * MILLISECOND)  # of the half second that two stripes take
+    assert cluster.flows.lose(Place("gpu", 9), 250 * MILLISECOND) == [8, 16, 17]
+    for replica in (8, 16):
+        cluster.flows.load(replica, chain(8, 16), SECOND, layers=False)
+    times = whole(cluster.until())
+    assert times[8] == pytest.approx(1 + (12.5 - 4 * 1.5) / 12.5)
+    assert times[16] == pytest.approx(times[8], rel=0.01)
+
+
 def test_the_loss_of_the_middle_of_a_chain_strands_the_next_one_only() -> None:
     cluster = Cluster()
     for replica in (8, 16, 24):
