@@ -45,7 +45,7 @@ class Driver:
         perform: called with every action but a Send to one of `machines`.
         record: called after every event with what it led to, before the actions are performed.
         clock: nanoseconds, never decreasing.
-        after: called at the end of every instant.
+        after: called at the end of every instant, also of one in which a machine failed.
 
     Attributes:
         now: the latest instant.
@@ -106,6 +106,8 @@ class Driver:
         except BaseException:
             self.failed = True
             self.stop()
+            if self._after is not None:
+                self._after()
             raise
         finally:
             self._pumping = False

@@ -150,14 +150,17 @@ class Head:
     async def close(self) -> None:
         """End everything now; streams that are open fail."""
         self._driver.stop()
-        for stream in self._streams.values():
-            stream.fail(ReplicaFailed("the service was shut down before the request was finished"))
-        self._streams.clear()
+        self._fail_streams("the service was shut down before the request was finished")
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._launcher.close()
+
+    def _fail_streams(self, why: str) -> None:
+        for stream in self._streams.values():
+            stream.fail(ReplicaFailed(why))
+        self._streams.clear()
 
     # -- Frontend
 
@@ -177,6 +180,7 @@ class Head:
         )
         stream = self._streams[request.id] = Stream(request, tokens, sampling, self._give_up)
         self._driver.post(ROUTER, Arrived(request), Priority.ARRIVAL)
+        self._fail_where_nobody_decides()
         return stream
 
     def _hashes_of(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
@@ -416,7 +420,13 @@ class Head:
 
     def _look(self) -> None:
         """The machines have taken in an instant's events."""
+        self._fail_where_nobody_decides()
         self._looked.set()
+
+    def _fail_where_nobody_decides(self) -> None:
+        """Nobody may wait for what a machine that has failed would have said."""
+        if self._driver.failed:
+            self._fail_streams("a bug stopped the head, which decides nothing any more")
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

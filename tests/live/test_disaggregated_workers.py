@@ -116,7 +116,7 @@ async def test_random_kills_at_random_moments(model: Path, tmp_path: Path, alone
         for _ in range(3):
             streaming = asyncio.create_task(answers(fleet))
             await asyncio.sleep(dice.uniform(0, 2.0))
-            fleet.kill(dice.choice([replica for replica in range(4) if fleet.launcher.pid(replica) is not None]))
+            await fleet.kill_one(dice)
             assert await streaming == alone
         await until_idle(fleet)
     assert replayed(tmp_path / "run") > 100

@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from squall.config import Config, Queue, ReplicaSpec
-from squall.core.types import MILLISECOND, ReplicaId
+from squall.core.types import MILLISECOND, ROUTER, ReplicaId
 from squall.errors import ConfigError, ModelError, Rejected, ReplicaFailed
 from squall.eventlog import open_log, read
 from squall.fleet_tables import Fleet
@@ -160,6 +161,26 @@ async def test_a_request_that_kills_every_replica_is_given_up_with_an_error_afte
         here.break_down(0)
         with pytest.raises(ReplicaFailed, match="lost its replica"):
             await all_of(stream)
+
+
+async def test_when_a_machine_fails_nobody_waits_for_what_it_would_have_said(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No client of a head with a bug may hang, neither one in mid-stream nor one that comes later."""
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    async with fleet(here) as head:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        stream = ask(head, max_tokens=400)
+        await some_of(stream, 3)
+        monkeypatch.setitem(head._driver._machines, ROUTER, SimpleNamespace(handle=broken, wake_at=None))
+        with pytest.raises(ReplicaFailed, match="a bug stopped the head"):
+            await all_of(ask(head, max_tokens=4))
+        with pytest.raises(ReplicaFailed, match="a bug stopped the head"):
+            await all_of(stream)
+        assert head.failed
+        with pytest.raises(ReplicaFailed, match="a bug stopped the head"):
+            await all_of(ask(head, max_tokens=4))
 
 
 async def test_a_request_that_has_not_begun_is_rejected_when_it_is_given_up(here: Here) -> None:

@@ -68,7 +68,8 @@ class Fleet:
         await self.until(lambda: list(self.phases().values()).count("ready") == count)
 
     def check(self) -> None:
-        """Never more processes than slots."""
+        """Never more processes than slots; and a head that still decides."""
+        assert not self.head.failed
         running = [phase for phase in self.phases().values() if phase not in ("off", "failed")]
         assert len(running) <= self.most
 
@@ -91,6 +92,15 @@ class Fleet:
         pid = self.launcher.pid(replica)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
+
+    async def kill_one(self, dice: random.Random) -> None:
+        """Any that runs; where all have just been killed, one that takes their place."""
+        running: list[int] = []
+        while not running:
+            self.check()
+            await asyncio.sleep(0.01)
+            running = [replica for replica in range(self.most) if self.launcher.pid(replica) is not None]
+        self.kill(dice.choice(running))
 
 
 @asynccontextmanager
@@ -219,8 +229,7 @@ async def test_random_kills_at_random_moments(model: Path, tmp_path: Path, seed:
             fleet.head.want(Role.BOTH, dice.choice([1, 2, 3, 3]))
             streaming = asyncio.create_task(fleet.answers())
             await asyncio.sleep(dice.uniform(0, 1.5))
-            victim = dice.choice([replica for replica in range(3) if fleet.launcher.pid(replica) is not None])
-            fleet.kill(victim)
+            await fleet.kill_one(dice)
             assert await streaming == alone
         fleet.head.want(Role.BOTH, 3)
         await fleet.ready(3)
