@@ -34,7 +34,7 @@ class Pair:
 
     Args:
         trace: "code" or "conv" (Azure's of 2023), or "burst" (`traffic.bursty`).
-        idle_ttl_s: how long a replica without work is kept: the seed's templates say 333 ms on one GPU, 1.5 s on four.
+        idle_ttl_s: how long a replica without work is kept: the seed's templates say 333 ms on one GPU and on two, 1.5 s on four.
     """
 
     def __init__(self, name: str, model: str, trace: str, node: str, nodes: int, tp: int, idle_ttl_s: float) -> None:
@@ -109,7 +109,7 @@ class Pair:
 def pairs() -> list[Pair]:
     return [
         Pair("72B/BurstGPT/A", "qwen2.5-72b", "burst", "blitz-cluster-a", 4, 4, 1.5),
-        Pair("24B/AzureConv/A", "mistral-24b", "conv", "blitz-cluster-a", 4, 2, 0.75),
+        Pair("24B/AzureConv/A", "mistral-24b", "conv", "blitz-cluster-a", 4, 2, 0.333),
         Pair("8B/AzureCode/B", "llama-3-8b", "code", "blitz-cluster-b", 2, 1, 0.333),
     ]
 

@@ -1,5 +1,6 @@
 """Scale policies are arithmetic on a view: hand-made fleets with the numbers that should come out."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -167,7 +168,36 @@ def test_a_colocated_fleet_follows_prefill_rate_and_memory() -> None:
     assert one(Blitz()(colocated(num_queued_tokens=40_000))) == 6
     assert one(Blitz()(colocated(num_queued_tokens=20_000, num_waiting_tokens=20_000))) == 6
     assert one(Blitz()(colocated(num_promised_tokens=64 * 60_000))) == 3
-    assert one(Blitz()(colocated(num_ready=4))) == 3  # nothing to do: one fewer, once
+    assert one(Blitz()(colocated(num_ready=4, arrived_tokens_per_s=0.0))) == 1  # nothing to do: all but one, at once
+    assert one(PUBLISHED(colocated(num_ready=4))) == 3  # one fewer, once
+
+
+def test_the_corrected_planner_keeps_what_arrives_busy_and_the_published_one_does_not() -> None:
+    def view(arriving: float | None) -> View:
+        return disaggregated({"num_ready": 9, "arrived_tokens_per_s": arriving}, {"num_ready": 4})
+
+    assert [both(Blitz()(view(rate))) for rate in (0.0, 12_000.0, 12_001.0, 60_000.0)] == [(1, 1), (1, 1), (2, 1), (5, 1)]
+    assert both(Blitz()(view(10**7))) == (9, 1)  # what is slow to see is no reason to grow
+    assert both(Blitz()(view(None))) == (9, 1)  # nobody knows is not none
+    assert Blitz()(view(60_000.0)).why.startswith(
+        "prefill prompts that wait: 0 tokens, 0 to 0 wanted; 60000 tokens arrive a second;"
+    )
+    assert both(PUBLISHED(view(60_000.0))) == (8, 3)
+
+
+@given(st.integers(1, 40), st.floats(0.05, 30.0))
+def test_the_corrected_planner_does_not_flap_while_arrivals_and_what_waits_are_steady(ready: int, replicas: float) -> None:
+    """A fleet that keeps up has a tenth of a second of prompts waiting, whatever its size, and rests where it can serve them."""
+    arriving = replicas * CAPACITY.prefill_tokens_per_s
+    seen = [ready]
+    for _ in range(4):
+        view = disaggregated(
+            {"num_ready": seen[-1], "num_waiting_tokens": round(arriving / 10), "arrived_tokens_per_s": arriving},
+            {"num_ready": 1},
+        )
+        seen.append(both(Blitz()(view))[0])
+    assert seen[2:] == [seen[1]] * 3
+    assert seen[1] >= min(ready, math.ceil(replicas))
 
 
 def test_replicas_on_their_way_count_and_those_that_leave_do_not() -> None:

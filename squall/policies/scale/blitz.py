@@ -7,24 +7,43 @@ answers as that planner does, misprints included. Knows no bounds on the fleet a
 from math import ceil
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from squall.core.fleet_view import Capacity, ScaleView, Wanted
 from squall.core.types import Role
-from squall.policies.scale.needs import backlog_tokens, computing, is_known, keeping, kv_tokens, present, refuse_crossed, stay
+from squall.policies.scale.needs import (
+    backlog_tokens,
+    computing,
+    is_known,
+    keeping,
+    kv_tokens,
+    present,
+    refuse_crossed,
+    refuse_unless_positive,
+    stay,
+)
 
 
 class Target(Struct, frozen=True):
-    """A number of replicas between these two needs no change; `why` names the equation that asks for most."""
+    """A number of replicas between these two needs no change.
+
+    Attributes:
+        why: names the equation that asks for most.
+        one_by_one: a decision gives up one replica.
+    """
 
     fewest: int
     most: int
     why: str = ""
+    one_by_one: bool = False
 
     def step(self, count: int) -> int:
-        """What is to be added to `count`: into the middle of the target where it is below, and one less where it is above."""
+        """What is to be added to `count`: into the middle of the target where it is below, down to its most where it is above."""
         if count < self.fewest:
             return (self.fewest + self.most + 1) // 2 - count
-        return max(self.most - count, -1, 1 - count) if count > self.most else 0
+        if count <= self.most:
+            return 0
+        return max(self.most - count, 1 - count, -1 if self.one_by_one else -count)
 
 
 class Demand(Struct, frozen=True):
@@ -52,11 +71,17 @@ class Blitz(Struct, frozen=True, tag_field="kind", tag="blitz", forbid_unknown_f
 
     Prefill replicas must satisfy the first and the last, decode replicas the last two, colocated ones the first two.
 
+    Below the fewest the answer is the middle between both, above the most it is the most. What waits says nothing of a fleet that
+    keeps up, and would say the same of a smaller one: so the replicas that compute prompts are never fewer than the prompts of
+    the latest `window_s` need, nor fewer than there are while nobody knows how many these are.
+
     Attributes:
+        window_s: over which arrivals are counted.
         prefill_lower_s, prefill_upper_s, decode_lower, decode_upper, migration_lower_s, migration_upper_s: the thresholds.
         original: as published. The KV term divides by X times the number of decode replicas *now*, although it asks for that
-            number, so that the answer swings; the prefill replicas' most takes the upper threshold for the lower; and K is all
-            that prefill replicas have promised, instead of the prompts whose KV leaves.
+            number, so that the answer swings; the prefill replicas' most takes the upper threshold for the lower; K is all
+            that prefill replicas have promised, instead of the prompts whose KV leaves; arrivals do not matter, and a fleet
+            above its most gives up one replica a decision.
     """
 
     prefill_lower_s: float = 0.5
@@ -65,12 +90,14 @@ class Blitz(Struct, frozen=True, tag_field="kind", tag="blitz", forbid_unknown_f
     decode_upper: float = 0.95
     migration_lower_s: float = 0.2
     migration_upper_s: float = 0.4
+    window_s: float = 4.0
     original: bool = False
 
     def __post_init__(self) -> None:
         refuse_crossed("prefill_lower_s", self.prefill_lower_s, "prefill_upper_s", self.prefill_upper_s)
         refuse_crossed("decode_lower", self.decode_lower, "decode_upper", self.decode_upper)
         refuse_crossed("migration_lower_s", self.migration_lower_s, "migration_upper_s", self.migration_upper_s)
+        refuse_unless_positive("window_s", self.window_s)
         if self.decode_upper > 1:
             raise ValueError(f"decode_upper is a share of the KV pools: it must be at most 1, not {self.decode_upper}")
 
@@ -82,13 +109,27 @@ class Blitz(Struct, frozen=True, tag_field="kind", tag="blitz", forbid_unknown_f
         if Role.BOTH in view.roles:
             counted = present(view.roles[Role.BOTH])
             target = _both(self._prefill_rate(seen, capacity), self._decode_memory(seen, capacity))
+            target = self._kept(replace(target, one_by_one=self.original), view, capacity)
             return Wanted({Role.BOTH: counted + target.step(counted)}, target.why)
         if capacity.transfer_tokens_per_s <= 0:
             return stay(view, "nobody knows how fast KV leaves a replica")
         prefills, decodes = present(view.roles[Role.PREFILL]), present(view.roles[Role.DECODE])
         prefill, decode = self.targets(seen, capacity, decodes)
+        prefill = self._kept(prefill, view, capacity)
         counts = {Role.PREFILL: prefills + prefill.step(prefills), Role.DECODE: decodes + decode.step(decodes)}
         return Wanted(counts, f"prefill {prefill.why}; decode {decode.why}")
+
+    def _kept(self, target: Target, view: ScaleView, capacity: Capacity) -> Target:
+        """The same, but for replicas that the prompts which keep coming need; as published, these do not matter."""
+        if self.original:
+            return target
+        role = computing(view)
+        arriving, here = role.arrived_tokens_per_s, present(role)
+        needed = here if arriving is None else min(ceil(arriving / capacity.prefill_tokens_per_s), here)
+        if needed <= target.most:
+            return target
+        known = "nobody knows how many" if arriving is None else f"{arriving:.0f}"
+        return Target(target.fewest, needed, f"{target.why}; {known} tokens arrive a second")
 
     def demand(self, view: ScaleView, capacity: Capacity) -> Demand:
         """What there is to do, in the units of the equations."""
@@ -105,7 +146,8 @@ class Blitz(Struct, frozen=True, tag_field="kind", tag="blitz", forbid_unknown_f
         why = f"KV to transfer: {seen.leaving_tokens} tokens"
         kv = _target(seen.leaving_tokens, leaves, self.migration_lower_s, self.migration_upper_s, why)
         prefill_kv = Target(kv.fewest, kv.fewest, why) if self.original else kv
-        return _both(self._prefill_rate(seen, capacity), prefill_kv), _both(self._decode_memory(seen, capacity), kv)
+        prefill, decode = _both(self._prefill_rate(seen, capacity), prefill_kv), _both(self._decode_memory(seen, capacity), kv)
+        return replace(prefill, one_by_one=self.original), replace(decode, one_by_one=self.original)
 
     def _prefill_rate(self, seen: Demand, capacity: Capacity) -> Target:
         why = f"prompts that wait: {seen.prompt_tokens} tokens"
