@@ -61,7 +61,7 @@ class ReplicaSpec(Struct, frozen=True, forbid_unknown_fields=True):
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     gpu_memory_utilization: Fraction = 0.9
     num_blocks: Count | None = None
-    max_model_len: Count | None = None  # the model's own when None
+    max_model_len: Count | None = None  # prompt and output together; None: the model's own where it is served, else no bound
 
 
 class Queue(Struct, frozen=True, forbid_unknown_fields=True):

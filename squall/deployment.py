@@ -80,9 +80,9 @@ def full_plan(config: Config, model: ModelSpec, gpu: Gpu, latency: LatencyModel,
 
 def router_of(config: Config, elastic: bool) -> Router:
     """The router that a fleet of this mode needs."""
-    queue = config.queue
+    queue, longest = config.queue, config.replica.max_model_len
     if config.fleet.mode == "colocated":
-        return Router(config.route, queue.max_requests, queue.max_tokens, queue.max_retries, elastic)
+        return Router(config.route, queue.max_requests, queue.max_tokens, queue.max_retries, elastic, longest)
     rules = config.handoff
     return DisaggregatedRouter(
         config.route, queue.max_requests, queue.max_tokens, queue.max_retries, elastic,

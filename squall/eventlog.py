@@ -147,7 +147,9 @@ def describe(machine: Machine) -> Created:
     """How to make such a machine again."""
     match machine:
         case Router():
-            names: tuple[str, ...] = ("policy", "max_queued_requests", "max_queued_tokens", "max_retries", "elastic")
+            names: tuple[str, ...] = (
+                "policy", "max_queued_requests", "max_queued_tokens", "max_retries", "elastic", "max_model_len",
+            )  # fmt: skip
             if isinstance(machine, DisaggregatedRouter):
                 names += ("decode_policy", "max_share", "max_ratio")
         case Controller():

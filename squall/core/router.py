@@ -55,25 +55,27 @@ class Router:
     the service drains, what is queued is still served: a withdrawal then takes effect once the queue is empty.
 
     What is asked of the fleet is counted here (`demand`), for the controller's scale policy. Where the fleet is `elastic`, the
-    controller gets `Stirred` when a request comes and there was none.
+    controller gets `Stirred` when a request comes and there was none. One that may grow beyond `max_model_len` tokens is refused.
 
     Of a `Progressed` the router expects ids that it sent to that replica and that were not in a `finished` of it before; a
     replica says `finished` of a cancelled request too. A `Cancelled` may cross with it, and of an unknown id is ignored.
     """
 
     __slots__ = ("_backends", "_closing", "_demand", "_draining", "_entries", "_index", "_largest", "_largest_ever", "_pairs",
-                 "_queue", "_rate", "_smallest", "elastic", "max_queued_requests", "max_queued_tokens", "max_retries", "policy",
-                 "wake_at")  # fmt: skip
+                 "_queue", "_rate", "_smallest", "elastic", "max_model_len", "max_queued_requests", "max_queued_tokens",
+                 "max_retries", "policy", "wake_at")  # fmt: skip
 
     def __init__(
-        self, policy: RoutePolicy, max_queued_requests: int, max_queued_tokens: int, max_retries: int, elastic: bool = False
-    ) -> None:
+        self, policy: RoutePolicy, max_queued_requests: int, max_queued_tokens: int, max_retries: int, elastic: bool = False,
+        max_model_len: int | None = None,
+    ) -> None:  # fmt: skip
         self.wake_at: Nanos | None = None
         self.policy = policy
         self.elastic = elastic
         self.max_queued_requests = max_queued_requests
         self.max_queued_tokens = max_queued_tokens
         self.max_retries = max_retries
+        self.max_model_len = max_model_len
         self._index = index_of(policy)
         self._backends: dict[ReplicaId, Backend] = {}  # all that are open or have unfinished requests
         self._entries: dict[RequestId, Entry] = {}
@@ -151,6 +153,9 @@ class Router:
             return [reply(request, Rejection.DRAINING, "the service is shutting down", UNKNOWN_WAIT_S)]
         entry = Entry(request)
         stirred: list[AnyAction] = [Send(CONTROLLER, Stirred())] if self.elastic and not self._entries else []
+        if self.max_model_len is not None and entry.num_tokens > self.max_model_len:
+            message = f"{entry.num_tokens} tokens, prompt and output together, are more than the {self.max_model_len} that may be"
+            return [reply(request, Rejection.TOO_LARGE, message, 0.0)]
         if entry.num_tokens > self._largest and self._index.replicas:
             return [self._too_large(entry)]
         if not self._queue:

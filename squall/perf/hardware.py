@@ -120,9 +120,9 @@ def resolve_gpu(name: str) -> Gpu:
         return measure_cpu()
     gpu = GPUS.get(_ALIASES.get(key, key))
     if gpu is None:
-        known = [*GPUS, *_ALIASES, "cpu"]
-        close = difflib.get_close_matches(key, known, n=3, cutoff=0.5) or [*GPUS, "cpu"]
-        raise ConfigError(f"cluster.gpu {name!r} is unknown: did you mean {', '.join(close)}?")
+        close = difflib.get_close_matches(key, [*GPUS, *_ALIASES, "cpu"], n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(close)}?" if close else f"known are cpu, {', '.join([*GPUS][:5])}, ..."
+        raise ConfigError(f"cluster.gpu {name!r} is unknown: {hint}")
     return gpu
 
 
@@ -182,8 +182,9 @@ def _change(path: Path, key: str, value: Any) -> tuple[str, Any]:
     if key in _TEXTS or key == "has_bf16":
         raise ConfigError(f"{path}: {key} is {value!r}; it must be {'true or false' if key == 'has_bf16' else 'a text'}")
     known = [*_KEYS, *_TEXTS, "has_bf16", "base"]
-    hint = difflib.get_close_matches(key, known, n=1) or known
-    raise ConfigError(f"{path}: {key} is unknown; did you mean {', '.join(hint)}?")
+    close = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+    raise ConfigError(f"{path}: {key} is unknown; {hint}")
 
 
 # -- this machine

@@ -162,8 +162,9 @@ def resolve_node(name: str) -> Node:
     """The node of that name. Raises ConfigError, with close matches, for an unknown one."""
     node = NODES.get(name.lower().replace("_", "-"))
     if node is None:
-        close = difflib.get_close_matches(name.lower(), NODES, n=3, cutoff=0.5) or NODES
-        raise ConfigError(f"node {name!r} is unknown: did you mean {', '.join(close)}?")
+        close = difflib.get_close_matches(name.lower(), NODES, n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(close)}?" if close else f"known are {', '.join([*NODES][:5])}, ..."
+        raise ConfigError(f"node {name!r} is unknown: {hint}")
     return node
 
 

@@ -154,6 +154,14 @@ def test_a_request_that_no_kv_pool_can_hold_is_refused_at_the_door() -> None:
     assert not Rejection.TOO_LARGE.retryable
 
 
+def test_a_request_that_may_grow_beyond_the_longest_that_may_be_is_refused_whatever_room_there_is() -> None:
+    r = Router(LeastLoaded(), 100, 10**6, 2, max_model_len=150)
+    r.handle(up(0), 0)
+    assert len(arrive(r, 0, prompt=100)) == 1
+    message = "request 1: 151 tokens, prompt and output together, are more than the 150 that may be"
+    assert arrive(r, 1, prompt=101) == [Reply(1, Rejection.TOO_LARGE, message, 0.0)]
+
+
 def test_before_the_first_replica_is_up_a_request_is_queued_and_judged_later() -> None:
     """field issues 43 and 45: the router starts with no workers, and serves when one comes."""
     r = router()

@@ -102,3 +102,8 @@ def test_a_wrong_figure_is_named(tmp_path: Path, text: str, message: str) -> Non
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match=r"cluster.gpu none.toml: no such file"):
         resolve_gpu("none.toml")
+
+
+def test_where_no_name_is_close_some_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"^cluster.gpu 'zzz' is unknown: known are cpu, (\S+, ){5}\.\.\.$"):
+        resolve_gpu("zzz")

@@ -43,3 +43,8 @@ def test_blitzscales_clusters_are_as_in_its_paper() -> None:
 def test_an_unknown_node_lists_close_matches() -> None:
     with pytest.raises(ConfigError, match=r"node 'hgx-h1000' is unknown: did you mean hgx-h"):
         resolve_node("hgx-h1000")
+
+
+def test_where_no_name_is_close_some_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"^node 'zzz' is unknown: known are (\S+, ){5}\.\.\.$"):
+        resolve_node("zzz")
