@@ -143,9 +143,8 @@ class Handoffs:
     def _handle_rarer(self, event: AnyEvent) -> list[AnyAction] | None:
         match event:
             case Dropped(request, by):
-                if (held := self._source.held.get(request)) is None:
+                if not self._source.drop(request, by):
                     return self._target.drop(event)
-                self._source.drop(held, by)
             case RoleChanged():
                 self.role = event.role
                 return [] if self.holds else self._seated(self._source.keep_all())

@@ -1,8 +1,9 @@
-"""The router's hand-off queue: prefilled requests, first come first served, and the replicas that are to decode them.
+"""The router's hand-off queue: requests whose KV is held, first come first served, and the replicas that are to decode them.
 
-The replica is chosen late: a request waits where it was prefilled until one has room for all that it may come to need. A replica
-that was promised far more than the others is held back until it falls below. Counts what decode replicas are asked for. Knows no
-link, no layer and nothing of a request before its first token.
+The replica is chosen late: a request waits where its KV is until one has room for all that it may come to need; one that decodes
+on a replica that is to be empty goes on with it until then. A replica that was promised far more than the others is held back
+until it falls below. Counts what decode replicas are asked for. Knows no link, no layer and nothing of a request before its first
+token.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from squall.core.actions import AnyAction, Send
 from squall.core.demand import Demand
 from squall.core.entries import Entry
 from squall.core.events import Dropped, Held, Offered, Part
-from squall.core.fleet_view import RoutePolicy
-from squall.core.replica_index import Backend, index_of
+from squall.core.replica_index import Backend, Chosen, Ranked
 from squall.core.types import Nanos, ReplicaId, RequestId
 
 
@@ -22,24 +22,29 @@ class HandoffQueue:
     """See the module.
 
     Args:
-        policy: chooses among the decode replicas with room.
+        index: the replicas that take hand-offs; its policy chooses among those with room.
         max_share: so much of its KV pool may be promised: 1 promises nothing that it does not have, more counts on short outputs.
         max_ratio: one that was promised more than so many times the mean of all, and half of its pool, gets nothing more.
+        demand: what is asked of the replicas in `index`; one of its own when None.
 
     Attributes:
-        index: the replicas that take hand-offs.
+        index: as given.
         queue: requests that are promised to nobody yet, in the order of their first tokens.
-        demand: what is asked of the decode replicas: queued here, waiting while their KV moves, running.
+        movers: those that are held, promised or not, though they have decoded: their holder can go on with them.
+        heads: of how many requests a replica has the KV of the first layers, and nothing else.
+        demand: as given: queued here, waiting while their KV moves, running.
     """
 
-    __slots__ = ("_max_ratio", "_max_share", "demand", "index", "queue")
+    __slots__ = ("_max_ratio", "_max_share", "demand", "heads", "index", "movers", "queue")
 
-    def __init__(self, policy: RoutePolicy, max_share: float, max_ratio: float) -> None:
+    def __init__(self, index: Ranked | Chosen, max_share: float, max_ratio: float, demand: Demand | None = None) -> None:
         self._max_share = max_share
         self._max_ratio = max_ratio
-        self.index = index_of(policy)
+        self.index = index
         self.queue: OrderedDict[RequestId, Entry] = OrderedDict()
-        self.demand = Demand(self._oldest_queued_at)
+        self.movers: dict[RequestId, Entry] = {}
+        self.heads: dict[ReplicaId, int] = {}
+        self.demand = Demand(self._oldest_queued_at) if demand is None else demand
 
     def _oldest_queued_at(self) -> Nanos | None:
         return next(iter(self.queue.values())).queued_at if self.queue else None
@@ -52,19 +57,28 @@ class HandoffQueue:
     # -- requests come and go
 
     def hold(self, entry: Entry, held: Held, now: Nanos) -> None:
-        """Its prefill is done; from now on it counts for the decode replicas."""
+        """Its prefill is done, or it was to leave; from now on it counts for the decode replicas."""
         backend = entry.backend
         assert backend is not None
         entry.held = held
+        if held.head is not None:
+            self.heads[held.head] = self.heads.get(held.head, 0) + 1
         entry.queued_at = now
         backend.num_promised -= entry.num_tokens
         backend.demand.num_promised_tokens -= entry.num_tokens
         backend.demand.num_running -= 1
         demand = self.demand
         demand.num_promised_tokens += entry.num_tokens
-        demand.num_arrived += 1
-        demand.num_arrived_tokens += held.num_tokens
-        self._enqueue(entry)
+        if backend.demand is demand:
+            self.movers[entry.request.id] = entry
+        else:
+            demand.num_arrived += 1
+            demand.num_arrived_tokens += held.num_tokens
+        if entry.to is None:
+            self._enqueue(entry)
+        else:
+            demand.num_waiting += 1
+            demand.num_waiting_tokens += entry.request.num_prompt_tokens
 
     def _enqueue(self, entry: Entry) -> None:
         assert entry.held is not None
@@ -93,8 +107,15 @@ class HandoffQueue:
             self._dequeue(entry)
         elif entry.to is not None:
             self._break_promise(entry)
-        entry.held = None
+        self._let_go(entry)
         self.demand.num_promised_tokens -= entry.num_tokens
+
+    def _let_go(self, entry: Entry) -> None:
+        """Nobody holds it for anybody."""
+        held, entry.held = entry.held, None
+        self.movers.pop(entry.request.id, None)
+        if held is not None and held.head is not None:
+            self.heads[held.head] -= 1
 
     def withdraw(self, entry: Entry) -> None:
         """Nobody wants it: it is offered to nobody any more."""
@@ -102,17 +123,38 @@ class HandoffQueue:
             self._dequeue(entry)
 
     def _break_promise(self, entry: Entry) -> None:
+        if entry.to is not None:
+            self.displace(entry)
+            self.demand.num_waiting -= 1
+            self.demand.num_waiting_tokens -= entry.request.num_prompt_tokens
+
+    # -- places for those that still decode
+
+    def place(self, entry: Entry) -> bool:
+        """Promise it a place at another replica, while it decodes where it is; False where nobody has one."""
+        target = self._pick(entry)
+        if target is not None:
+            self._place(entry, target)
+        return target is not None
+
+    def _place(self, entry: Entry, target: Backend) -> None:
+        entry.to = target
+        target.num_promised += entry.num_tokens
+        target.num_tokens += entry.request.num_prompt_tokens
+        target.num_waiting += 1
+        self.index.sent(entry.request, target)
+
+    def displace(self, entry: Entry) -> Backend:
+        """It does not come. Returns who had a place for it."""
         target = entry.to
-        if target is None:
-            return
+        assert target is not None
         entry.to = None
         target.num_promised -= entry.num_tokens
         target.num_tokens -= entry.request.num_prompt_tokens
         target.num_waiting -= 1
-        self.demand.num_waiting -= 1
-        self.demand.num_waiting_tokens -= entry.request.num_prompt_tokens
         if target.open:
             self.index.changed(target)
+        return target
 
     # -- offers
 
@@ -130,14 +172,9 @@ class HandoffQueue:
 
     def _promise(self, entry: Entry, target: Backend) -> None:
         self._dequeue(entry)
-        entry.to = target
-        tokens = entry.request.num_prompt_tokens
-        target.num_promised += entry.num_tokens
-        target.num_tokens += tokens
-        target.num_waiting += 1
+        self._place(entry, target)
         self.demand.num_waiting += 1
-        self.demand.num_waiting_tokens += tokens
-        self.index.sent(entry.request, target)
+        self.demand.num_waiting_tokens += entry.request.num_prompt_tokens
 
     def _pick(self, entry: Entry) -> Backend | None:
         """Whom the policy chooses, of those that have room and are not held back."""
@@ -149,6 +186,8 @@ class HandoffQueue:
         return self.index.pick_among(entry.request, [other for other in self.index.replicas if self._takes(other, entry)])
 
     def _takes(self, backend: Backend, entry: Entry) -> bool:
+        if backend is entry.backend:
+            return False
         if backend.num_promised and backend.num_promised + entry.num_tokens > self._max_share * backend.capacity:
             return False
         return entry.num_tokens <= backend.capacity and not self.is_held_back(backend)
@@ -177,7 +216,8 @@ class HandoffQueue:
         self.demand.num_waiting -= 1
         self.demand.num_waiting_tokens -= tokens
         self.demand.num_running += 1
-        entry.backend, entry.to, entry.held = target, None, None
+        entry.backend, entry.to = target, None
+        self._let_go(entry)
         if target.open:
             self.index.changed(target)
         return source

@@ -126,10 +126,17 @@ class HandoffSource:
         if held.sending is None:
             self._leave(held)
 
-    def drop(self, held: HeldWork, by: ReplicaId) -> None:
-        """That replica, which may have asked for it, is gone. What is being sent to it ends by itself."""
+    def drop(self, request: RequestId, by: ReplicaId) -> bool:
+        """That replica, which may have asked for it, is gone. What is being sent to it ends by itself.
+
+        False where there is nothing of the request whose end the router would hear of.
+        """
+        held = self.held.get(request)
+        if held is None:
+            return any(going.work.request.id == request and going.gone and not going.silent for going in self.leaving)
         if held.wanted is not None and held.wanted.to == by:
             held.wanted = None
+        return True
 
     def disown(self, request: RequestId) -> None:
         """The rest of its KV is lost: what is here is of no use."""
