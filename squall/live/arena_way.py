@@ -7,17 +7,40 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
+from typing import Protocol
 
 from squall.core.fleet_plan import Slots
 from squall.core.fleet_view import Transfer
 from squall.errors import PeerLost, TransferFailed
 from squall.live.engine.loader import Reading, load_from_disk, load_from_host
-from squall.live.engine.torch_engine import TorchEngine
+from squall.live.engine.weights import Weights
 from squall.live.loading import Arrived, Brought, Order
 from squall.live.transfers import sources_of
 from squall.live.transport.endpoint import Endpoint
 from squall.live.transport.fetch import Fetch
+from squall.live.transport.region import Region
 from squall.live.transport.segment import HostCopies
+
+
+class Filled(Protocol):
+    """An engine, or a rank of one, whose arena is to be filled; see `TorchEngine`."""
+
+    folder: Path
+
+    @property
+    def weights(self) -> Weights: ...
+
+    @property
+    def kv_region(self) -> Region | None: ...
+
+    @property
+    def tied(self) -> bool: ...
+
+    @property
+    def layers_ready(self) -> int: ...
+
+    def build(self) -> None: ...
 
 
 class ArenaWay:
@@ -32,7 +55,7 @@ class ArenaWay:
     """
 
     def __init__(
-        self, engine: TorchEngine, endpoint: Endpoint, copies: HostCopies, slots: Slots, *, keep_copy: bool = False,
+        self, engine: Filled, endpoint: Endpoint, copies: HostCopies, slots: Slots, *, keep_copy: bool = False,
         reading: Reading = "buffered", threads: int = 2,
     ) -> None:  # fmt: skip
         self.addresses = endpoint.addresses

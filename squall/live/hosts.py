@@ -42,7 +42,10 @@ def host_maker(config: Config, model: ServedModel, token: str, listen: str) -> M
 
     def make(replica: ReplicaId, log: EventLog | None) -> Host:
         made = engine()
-        return Host(replica, made, config.batching, log, *ways(replica, made))
+        host = Host(replica, made, config.batching, log, *ways(replica, made))
+        if (team := getattr(made, "team", None)) is not None:
+            team.on_lost = host.lose
+        return host
 
     return make
 
@@ -66,8 +69,9 @@ def _predicted(config: Config, model: ServedModel) -> Ways:
 
 
 def _arena(config: Config, model: ServedModel, token: str, listen: str) -> Ways:
-    from squall.live.arena_way import ArenaWay
+    from squall.live.arena_way import ArenaWay, Filled
     from squall.live.engine.torch_engine import TorchEngine
+    from squall.live.parallel_way import ParallelWay, Rank
     from squall.live.pulled_kv import PulledKv
     from squall.live.transport.endpoint import Endpoint
 
@@ -85,7 +89,13 @@ def _arena(config: Config, model: ServedModel, token: str, listen: str) -> Ways:
         if config.fleet.mode == "disaggregated":
             kv = PulledKv(replica, engine, lambda on_notify: connect(on_notify=on_notify))
         endpoint = connect() if kv is None else kv.endpoint
-        copies = HostCopies(math.inf if ttl_s is None else ttl_s)
-        return ArenaWay(engine, endpoint, copies, slots, keep_copy=keep_copy, reading=serve.reading), kv
+
+        def way(filled: Filled) -> ArenaWay:
+            copies = HostCopies(math.inf if ttl_s is None else ttl_s)
+            return ArenaWay(filled, endpoint, copies, slots, keep_copy=keep_copy, reading=serve.reading)
+
+        if engine.team is None:
+            return way(engine), kv
+        return ParallelWay([way(Rank(engine, rank)) for rank in range(engine.team.size)], engine.team.close), kv
 
     return make

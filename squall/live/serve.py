@@ -138,6 +138,10 @@ def _plan(config: Config, model: ServedModel) -> FleetPlan:
             f'fleet.mode = "disaggregated" with serve.device = {config.serve.device!r}: KV leaves only a CPU\'s pool so far; '
             'use serve.device = "cpu", or "colocated" with fleet.replicas'
         )
+    if config.serve.engine == "torch":
+        from squall.live.engine.build import refuse_uneven
+
+        refuse_uneven(config, model)
     return served_plan(config, model)
 
 

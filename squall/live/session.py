@@ -127,6 +127,12 @@ class Host:
         self.kv = kv
         self.loads = Loads(self.way)
 
+    def lose(self, error: BaseException) -> None:
+        """A part of the engine is gone, though it may not have been called. From any thread."""
+        self.failed = error
+        if (session := self.session) is not None:
+            session.on_loop(session._fail, error)
+
     def close(self) -> None:
         """Its weights are not wanted any more, here or elsewhere."""
         self.loads.stop()

@@ -17,7 +17,11 @@ PAGE = 4096
 """Sections begin at multiples of it: what direct reads from a disk and registered memory ask for."""
 
 WEIGHTS = "weights"
-"""The region's name, the same to all peers."""
+"""The region's name, the same to all peers; that of another shard than the first ends in its rank: "weights 1"."""
+
+
+def region_name(rank: int) -> str:
+    return f"{WEIGHTS} {rank}" if rank else WEIGHTS
 
 
 def sections(sizes: Sequence[tuple[str, int]]) -> tuple[Section, ...]:
@@ -36,16 +40,21 @@ class Arena:
         parts: embed, layer 0 to L - 1, norm and, where it is not tied, head.
         fingerprint: the model, its number type and its shard, as told to peers.
         device: where the tensors lie.
+        name: of the region.
+        memory: of another process that fills it; our own when None.
 
     Attributes:
         region: the bytes in host memory, and what has arrived of them.
         host: all bytes in host memory, uint8; tensor: on the device, which on a CPU is the same memory.
     """
 
-    def __init__(self, parts: Sequence[Section], fingerprint: str, device: torch.device, chunk_bytes: int = CHUNK) -> None:
+    def __init__(
+        self, parts: Sequence[Section], fingerprint: str, device: torch.device, chunk_bytes: int = CHUNK, name: str = WEIGHTS,
+        memory: SharedMemory | None = None,
+    ) -> None:  # fmt: skip
         last = parts[-1]
-        memory = SharedMemory(-(-(last.offset + last.num_bytes) // PAGE) * PAGE)
-        self.region = Region(WEIGHTS, memory, fingerprint=fingerprint, sections=parts, chunk_bytes=chunk_bytes)
+        memory = memory or SharedMemory(-(-(last.offset + last.num_bytes) // PAGE) * PAGE)
+        self.region = Region(name, memory, fingerprint=fingerprint, sections=parts, chunk_bytes=chunk_bytes)
         self.host = torch.frombuffer(memory.view, dtype=torch.uint8)
         on_cpu = device.type == "cpu"
         self.tensor: Tensor = self.host if on_cpu else torch.empty(len(self.host), dtype=torch.uint8, device=device)
@@ -73,14 +82,22 @@ class Arena:
 
         Raises TransferFailed naming the first section that may not: nothing is computed with weights that are not verified.
         """
-        names = [section.name for section in self.region.sections]
-        wanted = [f"layer {index}" for index in range(first, last)]
-        wanted = (["embed"] if embed else []) + wanted + (["norm", names[-1] if names[-1] == "head" else "embed"] if head else [])
-        for name in wanted:
+        for name in self._wanted(first, last, embed, head):
             index = self._index(name)
             if not self.region.verified(index):
                 raise TransferFailed(f"{name} is needed, but has not arrived")
             self._to_device(index)
+
+    def upload(self, first: int, last: int, *, embed: bool = False, head: bool = False) -> None:
+        """As `require`, for memory that another process fills and has verified."""
+        if self._copied is not None:
+            for name in self._wanted(first, last, embed, head):
+                self._to_device(self._index(name))
+
+    def _wanted(self, first: int, last: int, embed: bool, head: bool) -> list[str]:
+        layers = [f"layer {index}" for index in range(first, last)]
+        tail = self.region.sections[-1].name
+        return (["embed"] if embed else []) + layers + (["norm", tail if tail == "head" else "embed"] if head else [])
 
     def _index(self, name: str) -> int:
         return next(index for index, section in enumerate(self.region.sections) if section.name == name)

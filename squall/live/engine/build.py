@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 
 from msgspec.structs import replace
 
@@ -12,6 +13,7 @@ from squall.core.fleet_plan import FleetPlan
 from squall.deployment import full_plan
 from squall.errors import ConfigError, ModelError
 from squall.live.engine.interface import Engine
+from squall.live.engine.team import Team
 from squall.live.served import ServedModel
 from squall.perf.build import latency_model, num_blocks
 from squall.perf.hardware import Gpu, resolve_gpu
@@ -24,8 +26,6 @@ def engine_maker(config: Config, model: ServedModel) -> Callable[[], Engine]:
         ConfigError: the model does not fit, or the configuration asks for what there is not.
         ModelError: the tokenizer or a profile cannot be read.
     """
-    if config.serve.engine == "torch" and config.replica.tp != 1:
-        raise ConfigError(f"replica.tp is {config.replica.tp}; the built-in engine runs a replica on one device: use 1")
     if config.replica.pp != 1:
         raise ConfigError(f"replica.pp is {config.replica.pp}; pipeline stages are simulated, not served: use 1, and replica.tp")
     gpu = accelerator(config)
@@ -57,13 +57,32 @@ def emulated_plan(config: Config, model: ServedModel) -> FleetPlan:
     return replace(plan, capacity=capacity)
 
 
-def _torch(config: Config, model: ServedModel, gpu: Gpu) -> Callable[[], Engine]:
-    from squall.live.engine.torch_engine import TorchEngine
+def refuse_uneven(config: Config, model: ServedModel) -> None:
+    """Raises ConfigError where the built-in engine cannot deal a replica out over replica.tp ranks, before any is started."""
+    tp, heads, kv_heads = config.replica.tp, model.spec.num_heads, model.spec.num_kv_heads
+    if heads % tp or (kv_heads % tp and tp % kv_heads):
+        fits = [size for size in range(1, 65) if heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)]
+        raise ConfigError(
+            f"replica.tp is {tp}; {config.model.name} has {heads} attention heads and {kv_heads} KV heads, which cannot be "
+            f"dealt out so; use {', '.join(map(str, fits))}"
+        )
+    if tp > 1 and config.fleet.mode == "disaggregated":
+        raise ConfigError(
+            f'replica.tp is {tp} with fleet.mode = "disaggregated": KV moves between single ranks alone; use 1, or "colocated"'
+        )
 
+
+def _torch(config: Config, model: ServedModel, gpu: Gpu) -> Callable[[], Engine]:
+    refuse_uneven(config, model)
     folder = model.folder
     if folder is None:
         raise ModelError(f"model {config.model.name!r} has no checkpoint here; the built-in engine needs one")
+    teams = _teams(config.replica.tp)
+    first = next(teams)  # its processes import torch while we do
+    from squall.live.engine.torch_engine import TorchEngine
+
     blocks, tokenizer = _num_blocks(config, model, gpu), model.tokenizer()
+    waiting = chain([first], teams)
     return lambda: TorchEngine(
         folder,
         tokenizer,
@@ -73,7 +92,17 @@ def _torch(config: Config, model: ServedModel, gpu: Gpu) -> Callable[[], Engine]
         device=config.serve.device,
         dtype=config.replica.dtype,
         threads=config.serve.compute_threads,
+        team=next(waiting),
     )
+
+
+def _teams(tp: int) -> Iterator[Team | None]:
+    """The other ranks of one replica after the other, started; None where there are none."""
+    while True:
+        team = Team(tp) if tp > 1 else None
+        if team is not None:
+            team.start()
+        yield team
 
 
 def _num_blocks(config: Config, model: ServedModel, gpu: Gpu) -> int:

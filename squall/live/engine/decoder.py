@@ -2,6 +2,9 @@
 
 A layer reads the residual stream and returns a new one, and writes its own keys and values: it can be run again after an
 interruption, and layers [0, k) here and [k, L) elsewhere give what [0, L) gives.
+
+Under tensor parallelism every rank runs this over its shard (see `weights`): the residual stream is the same everywhere, as the
+ranks add up what attention and MLP contribute, and their parts of the vocabulary's embeddings; rank 0 gathers the scores.
 """
 
 import torch
@@ -10,9 +13,10 @@ from torch import Tensor
 
 from squall.live.engine.architecture import DecoderConfig
 from squall.live.engine.attention import Batch, KvCache, attend, rope_store
+from squall.live.engine.collectives import Group
 from squall.live.engine.kernels import Kernels
 from squall.live.engine.rope import angles, frequencies
-from squall.live.engine.weights import LayerWeights, Weights
+from squall.live.engine.weights import LayerWeights, Weights, vocabulary_share
 
 
 class Decoder:
@@ -21,10 +25,19 @@ class Decoder:
     Args:
         max_len: the longest sequence that will be served.
         kernels: native ones for float32 on one CPU thread; None computes all with PyTorch.
+        group: of the ranks that hold the model's shards; None where it is whole.
+
+    Attributes:
+        num_heads, num_kv_heads: of this shard.
     """
 
-    def __init__(self, config: DecoderConfig, weights: Weights, max_len: int, kernels: Kernels | None) -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: Weights, max_len: int, kernels: Kernels | None, group: Group | None = None
+    ) -> None:
         self.config = config
+        self.num_heads = config.num_heads // weights.shard.size
+        self.num_kv_heads = max(1, config.num_kv_heads // weights.shard.size)
+        self._group = group
         self.weights = weights
         self._kernels = kernels
         self._eps = config.rms_norm_eps
@@ -33,7 +46,12 @@ class Decoder:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The residual stream before the first layer: [num_tokens, hidden]."""
-        return F.embedding(tokens, self.weights.embed)
+        table, shard = self.weights.embed, self.weights.shard
+        if self._group is None:
+            return F.embedding(tokens, table)
+        own = tokens - vocabulary_share(self.config, shard) * shard.rank
+        here = (own >= 0) & (own < len(table))
+        return self._group.sum(F.embedding(own.clamp(0, len(table) - 1), table) * here.unsqueeze(1))
 
     def run(self, x: Tensor, batch: Batch, cache: KvCache, first: int, last: int) -> Tensor:
         """The residual stream after layers [first, last), which fill their part of the cache."""
@@ -44,9 +62,16 @@ class Decoder:
             x = x + self._mlp(x, layer)
         return x
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Float32 scores of the next token, [rows, vocabulary], from rows of the residual stream after the last layer."""
-        return self._linear(self._norm(x, self.weights.norm), self.weights.head, None).float()
+    def logits(self, x: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Float32 scores of the next token, [rows, vocabulary], from rows of the residual stream after the last layer.
+
+        Of all rows when None. Other ranks than 0 get their own part of the vocabulary.
+        """
+        chosen = x if rows is None else x[rows]
+        scores = self._linear(self._norm(chosen, self.weights.norm), self.weights.head, None)
+        if self._group is not None:
+            scores = self._group.gather(scores, self.config.vocab_size)
+        return scores.float()
 
     def _attention(
         self,
@@ -58,7 +83,7 @@ class Decoder:
         window: int,
         turn: tuple[Tensor, Tensor],
     ) -> Tensor:
-        heads, kv_heads = self.config.num_heads, self.config.num_kv_heads
+        heads, kv_heads = self.num_heads, self.num_kv_heads
         qkv = self._linear(self._norm(x, layer.attn_norm), layer.qkv, layer.qkv_bias).view(
             -1, heads + 2 * kv_heads, self.config.head_dim
         )
@@ -67,12 +92,19 @@ class Decoder:
             qkv[:, heads:-kv_heads] = self._norm(qkv[:, heads:-kv_heads], layer.k_norm)
         store = rope_store if self._kernels is None else self._kernels.rope_store
         store(qkv, *turn, batch.slots, keys, values)
-        return self._linear(attend(qkv, keys, values, batch, window, self._kernels), layer.out, layer.out_bias)
+        return self._led_back(attend(qkv, keys, values, batch, window, self._kernels), layer.out, layer.out_bias)
 
     def _mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
         both = self._linear(self._norm(x, layer.mlp_norm), layer.gate_up, layer.gate_up_bias)
         gate, up = both.chunk(2, dim=-1)
-        return self._linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+        return self._led_back(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+
+    def _led_back(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """To the residual stream: the sum over all ranks, and the bias once."""
+        if self._group is None:
+            return self._linear(x, weight, bias)
+        total = self._group.sum(self._linear(x, weight, None))
+        return total if bias is None else total.add_(bias)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self._eps)

@@ -30,6 +30,8 @@ SCRATCH = 8 << 20
 """Bytes that a thread reads at once where it cannot read straight into the arena."""
 
 _SECTOR = 4096
+_PAGE = 4096
+"""A shard's part of a row that is shorter than a page is not read alone: the disk reads whole ones."""
 
 
 def load_from_disk(weights: Weights, folder: Path, *, tied: bool, reading: Reading = "buffered", threads: int = 2) -> None:
@@ -130,6 +132,11 @@ def _fill(view: Tensor, part: Part, checkpoint: Checkpoint, reader: "_Reader") -
     row_bytes = stored.num_bytes // stored.shape[0]
     if part.axis == 0 and stored.dtype is view.dtype:
         reader.read(stored.path, stored.offset + first * row_bytes, _bytes(view))
+        return
+    if part.axis == 1 and stored.dtype is view.dtype and view.stride(0) * view.itemsize >= _PAGE:
+        at = stored.offset + first * row_bytes + part.start * view.itemsize
+        for row in range(rows):
+            reader.read(stored.path, at + row * row_bytes, _bytes(view[row]))
         return
     step = max(1, SCRATCH // row_bytes)
     scratch = torch.empty((min(step, rows), *stored.shape[1:]), dtype=stored.dtype)

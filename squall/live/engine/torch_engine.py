@@ -20,19 +20,19 @@ from squall.live.engine.architecture import DecoderConfig, read_decoder_config
 from squall.live.engine.attention import Batch, KvCache, Span
 from squall.live.engine.decoder import Decoder, native_fits
 from squall.live.engine.interface import Activations, Job, LayersEnded, RunEnded, TokenOut
-from squall.live.engine.kernels import load_kernels
+from squall.live.engine.kernels import Kernels, load_kernels
 from squall.live.engine.kv import BlockTables
 from squall.live.engine.layers import Batches
 from squall.live.engine.loader import load_from_disk
+from squall.live.engine.parallel import Leading, Shape, assemble
 from squall.live.engine.rows import DecodeRows
 from squall.live.engine.sampling import draw
 from squall.live.engine.sequence import SequenceState
+from squall.live.engine.team import Team
 from squall.live.engine.tokenizer import Tokenizer
-from squall.live.engine.weights import Weights, allocate
+from squall.live.engine.weights import DTYPES, WHOLE, Shard, Weights, allocate
 from squall.live.transport.kv import KV, Pool
 from squall.live.transport.region import Region
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Step:
@@ -62,13 +62,16 @@ class TorchEngine:
         dtype: "fp32", "bf16", "fp16" or "auto": fp32 on a CPU, the checkpoint's own on a GPU.
         threads: of compute, on the CPU.
         native: use native kernels where they can be had.
+        team: the other ranks of a tensor-parallel replica, started; None where this process is all of it.
 
     Attributes:
         weights: once it is built; `weights.arena` is what they arrive in.
+        shards: those of all ranks, ours first: the others' arrive here, too, in memory that they see.
         cache: the KV pool; kv_pool: its layout, kv_region: its memory, for peers (None on a GPU: KV does not leave one yet).
     """
 
     weights: Weights
+    shards: list[Weights]
     cache: KvCache
     kv_pool: Pool
     kv_region: Region | None
@@ -85,6 +88,7 @@ class TorchEngine:
         dtype: str = "auto",
         threads: int = 1,
         native: bool = True,
+        team: Team | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -95,6 +99,7 @@ class TorchEngine:
         self._dtype_name = dtype
         self._threads = threads
         self._native = native
+        self.team = team
         self._states: dict[RequestId, SequenceState] = {}
         self._cut: RunId | None = None
         self._blocks: BlockTables
@@ -108,7 +113,8 @@ class TorchEngine:
     def load(self) -> None:
         """See `Engine`. Raises ModelError for the checkpoint, ConfigError for device, dtype and length."""
         self.build()
-        load_from_disk(self.weights, self.folder, tied=self.tied, threads=self._threads)
+        for weights in self.shards:
+            load_from_disk(weights, self.folder, tied=self.tied, threads=self._threads)
 
     def build(self) -> None:
         torch.set_num_threads(self._threads)
@@ -117,17 +123,33 @@ class TorchEngine:
         dtype = _dtype(self._dtype_name, config, device)
         self.max_model_len = _max_len(self.max_model_len, config)
         kernels = load_kernels() if self._native and native_fits(dtype, device, self._threads) else None
-        self.weights = allocate(config, dtype, device)
-        self._decoder = Decoder(config, self.weights, self.max_model_len, kernels)
-        shape = (config.num_layers, self.num_blocks, self.block_size, config.num_kv_heads, config.head_dim)
+        self._decoder = self._make_decoder(config, dtype, device, kernels)
+        heads = self._decoder.num_kv_heads
+        shape = (config.num_layers, self.num_blocks, self.block_size, heads, config.head_dim)
         self.cache = KvCache(*shape, dtype=dtype, device=device)
-        block_bytes = self.block_size * config.kv_size * dtype.itemsize
+        block_bytes = self.block_size * heads * config.head_dim * dtype.itemsize
         self.kv_pool = Pool(config.num_layers, self.num_blocks, block_bytes)
         what = f"KV of {config.name}: {config.num_layers} layers, {config.num_kv_heads} heads of {config.head_dim} in {dtype}"
-        memory = self.cache.memory
+        memory = self.cache.memory if self.team is None else None  # of a shard there are no takers
         self.kv_region = None if memory is None else Region(KV, memory, fingerprint=f"{what}, blocks of {self.block_size}")
         self._device = device
         self.reset()
+
+    def _make_decoder(
+        self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, kernels: Kernels | None
+    ) -> Decoder | Leading:
+        """With room for the weights. Raises ModelError where they cannot be dealt out so, ReplicaFailed for a rank."""
+        if self.team is None:
+            self.weights = allocate(config, dtype, device, WHOLE)
+            self.shards = [self.weights]
+            return Decoder(config, self.weights, self.max_model_len, kernels)
+        cpu, size = torch.device("cpu"), self.team.size
+        self.weights = allocate(config, dtype, device, Shard(0, size))
+        self.shards = [self.weights, *(allocate(config, dtype, cpu, Shard(rank, size)) for rank in range(1, size))]
+        sizes = self.num_blocks, self.block_size
+        shape = Shape(self.folder, self._threads, self._native, self.max_model_len, *sizes)
+        group = assemble(self.team, shape, self.shards)
+        return Leading(Decoder(config, self.weights, self.max_model_len, kernels, group), self.team)
 
     @property
     def tied(self) -> bool:
@@ -140,7 +162,12 @@ class TorchEngine:
 
     @property
     def layers_ready(self) -> int:
-        return self.weights.arena.layers_ready
+        return min(weights.arena.layers_ready for weights in self.shards)
+
+    def _require(self, first: int, last: int, *, embed: bool = False, head: bool = False) -> None:
+        """See `Arena.require`: in every rank's."""
+        for weights in self.shards:
+            weights.arena.require(first, last, embed=embed, head=head)
 
     def warm(self) -> None:
         """See `Engine`. Writes to a block that nobody holds; where all are held, much has run already."""
@@ -242,22 +269,22 @@ class TorchEngine:
 
     @torch.inference_mode()
     def run_layers(self, split: Step, first: int, last: int, hidden: Tensor | None = None) -> Tensor:
-        self.weights.arena.require(first, last, embed=first == 0)
+        self._require(first, last, embed=first == 0)
         x = self._decoder.embed(split.batch.tokens) if hidden is None else hidden
         return self._decoder.run(x, split.batch, self.cache, first, last)
 
     @torch.inference_mode()
     def finish(self, split: Step, hidden: Tensor) -> list[TokenOut]:
-        self.weights.arena.require(0, 0, head=True)
+        self._require(0, 0, head=True)
         states = [self._states[request] for request in (*split.decoding, *(chunk.request for chunk in split.last))]
-        draws = draw(self._decoder.logits(hidden[split.rows]), states) if states else []
+        draws = draw(self._decoder.logits(hidden, split.rows), states) if states else []
         return [state.accept(choice.token, choice.logprob, choice.top) for state, choice in zip(states, draws, strict=True)]
 
     @torch.inference_mode()
     def scores(self, split: Step, hidden: Tensor) -> list[list[float]]:
         """What `finish` would draw from: the logits of each row that yields a token."""
-        self.weights.arena.require(0, 0, head=True)
-        return self._decoder.logits(hidden[split.rows]).tolist()
+        self._require(0, 0, head=True)
+        return self._decoder.logits(hidden, split.rows).tolist()
 
     def hidden_to_bytes(self, hidden: Tensor) -> memoryview:
         values: Any = hidden.contiguous().view(torch.uint8).cpu().numpy()

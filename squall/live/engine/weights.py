@@ -13,8 +13,11 @@ from torch import Tensor
 
 from squall.errors import ModelError
 from squall.live.engine.architecture import DecoderConfig
-from squall.live.engine.arena import Arena, sections
+from squall.live.engine.arena import Arena, region_name, sections
+from squall.live.transport.memory import SharedMemory
 from squall.live.transport.region import CHUNK
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _ALIGNMENT = 64  # bytes; a cache line
 
@@ -89,6 +92,7 @@ class Weights:
     """All tensors of a model: views into one arena.
 
     Attributes:
+        shard: which part of the model.
         embed: [vocabulary, hidden]; head: the same tensor where they are tied; norm: [hidden].
         places: every tensor of the checkpoint that a section needs, by the section's name, and where it goes: in host
             memory, which is what a loader writes to.
@@ -96,6 +100,7 @@ class Weights:
 
     def __init__(self, config: DecoderConfig, shard: Shard, arena: Arena, tensors: "_Tensors", host: "_Tensors") -> None:
         self.arena = arena
+        self.shard = shard
         self.places: dict[str, list[tuple[Part, Tensor]]] = {}
         for piece in pieces(config, shard):
             self.places.setdefault(piece.section, []).extend(_split(piece, host))
@@ -121,9 +126,17 @@ _Tensors = dict[tuple[int | None, str], Tensor]
 
 
 def allocate(
-    config: DecoderConfig, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE, chunk_bytes: int = CHUNK
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard = WHOLE,
+    chunk_bytes: int = CHUNK,
+    memory: SharedMemory | None = None,
 ) -> Weights:
-    """Room for all weights of a shard. Raises ModelError where the model cannot be cut so."""
+    """Room for all weights of a shard, in `memory` where another process fills it.
+
+    Raises ModelError where the model cannot be cut so.
+    """
     step = _ALIGNMENT // dtype.itemsize
     sizes: dict[str, int] = {}
     inside: list[tuple[Piece, int]] = []
@@ -131,7 +144,8 @@ def allocate(
         at = sizes.get(piece.section, 0)
         inside.append((piece, at))
         sizes[piece.section] = at + -(-piece.num_values // step) * _ALIGNMENT
-    arena = Arena(sections(list(sizes.items())), fingerprint(config, dtype, shard), device, chunk_bytes)
+    parts, name = sections(list(sizes.items())), region_name(shard.rank)
+    arena = Arena(parts, fingerprint(config, dtype, shard), device, chunk_bytes, name, memory)
     begins = {section.name: section.offset for section in arena.region.sections}
 
     def views(memory: Tensor) -> _Tensors:
@@ -178,6 +192,8 @@ class _Cutter:
             raise ModelError(
                 f"replica.tp is {shard.size}; {config.name} has {config.num_kv_heads} KV heads, which cannot be dealt out so"
             )
+        if vocabulary_share(config, shard) * (shard.size - 1) >= config.vocab_size:
+            raise ModelError(f"replica.tp is {shard.size}; {config.name} has {config.vocab_size} tokens, too few to deal out")
 
     def whole(self, name: str, *shape: int) -> Part:
         return Part(name, shape, shape)
@@ -200,9 +216,14 @@ class _Cutter:
     def vocabulary(self, name: str) -> Part:
         """Equal shares; the last is shorter where they do not come out even."""
         rows, hidden = self._config.vocab_size, self._config.hidden_size
-        size = -(-rows // self._shard.size)
-        start = min(rows, size * self._shard.rank)
+        size = vocabulary_share(self._config, self._shard)
+        start = size * self._shard.rank
         return Part(name, (min(size, rows - start), hidden), (rows, hidden), 0, start)
+
+
+def vocabulary_share(config: DecoderConfig, shard: Shard) -> int:
+    """Tokens of each shard but the last, which may have fewer."""
+    return -(-config.vocab_size // shard.size)
 
 
 def _layer(config: DecoderConfig, layer: int, cut: _Cutter) -> Iterator[Piece]:

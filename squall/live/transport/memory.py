@@ -34,6 +34,15 @@ class SharedMemory:
             self._map = mmap.mmap(-1, num_bytes)
         self.view = memoryview(self._map)
 
+    @classmethod
+    def of(cls, fd: int) -> "SharedMemory":
+        """The memory behind a descriptor, which is ours from now on: all of it, also written to by whoever gave it."""
+        memory = cls.__new__(cls)
+        memory.fd = fd
+        memory._map = mmap.mmap(fd, os.fstat(fd).st_size)
+        memory.view = memoryview(memory._map)
+        return memory
+
     def __del__(self) -> None:
         if getattr(self, "fd", None) is not None:
             os.close(self.fd)  # type: ignore[arg-type]  # the mapping goes with its last user

@@ -18,7 +18,7 @@ from squall.config import Config
 from squall.errors import ConfigError, ModelError, ProfileError
 from squall.live.engine.decoder import native_fits
 from squall.live.engine.kernels import Kernels, load_kernels
-from squall.live.engine.torch_engine import DTYPES
+from squall.live.engine.weights import DTYPES
 from squall.live.models import find
 from squall.perf.catalogue import resolve_model
 from squall.perf.composed import Composed

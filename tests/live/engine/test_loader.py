@@ -133,11 +133,13 @@ def test_another_number_type_or_shard_is_refused_by_name(tiny: Path) -> None:
     source, target = Endpoint("source", "t"), Endpoint("target", "t")
     try:
         source.register(loaded(tiny).arena.region)
-        for weights in (room(tiny, torch.bfloat16), room(tiny, shard=Shard(1, 2))):
+        for weights in (room(tiny, torch.bfloat16), room(tiny, shard=Shard(0, 2))):
             with pytest.raises(
                 TransferFailed, match=r"source holds .* in float32, shard 0 of 1 .*; target wants .* in (bfloat|float)"
             ):
                 load_from_peers(weights, target, [Source(source.addresses)])
+        with pytest.raises(TransferFailed, match="source has no region 'weights 1'; it has weights$"):
+            load_from_peers(room(tiny, shard=Shard(1, 2)), target, [Source(source.addresses)])
     finally:
         source.close()
         target.close()

@@ -1,0 +1,112 @@
+"""The weights of a tensor-parallel replica: a way for each rank's shard, all at once, as if they were one.
+
+Rank i of one replica reads from rank i of another: its region has the rank in its name, its fingerprint the degree, so that a
+peer of another degree is refused. Knows no bytes: the ways bring these.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from squall.live.engine.torch_engine import TorchEngine
+from squall.live.engine.weights import Weights
+from squall.live.loading import Arrived, Brought, Order, Way
+
+
+class Rank:
+    """An engine as the way of another rank's weights sees it; rank 0's builds it, first of all. See `arena_way.Filled`."""
+
+    kv_region = None
+
+    def __init__(self, engine: TorchEngine, rank: int) -> None:
+        self.folder = engine.folder
+        self._engine = engine
+        self._rank = rank
+
+    @property
+    def weights(self) -> Weights:
+        return self._engine.shards[self._rank]
+
+    @property
+    def tied(self) -> bool:
+        return self._engine.tied
+
+    @property
+    def layers_ready(self) -> int:
+        return self.weights.arena.layers_ready
+
+    def build(self) -> None:
+        if self._rank == 0:
+            self._engine.build()
+
+
+class ParallelWay:
+    """See `Way`.
+
+    Args:
+        ways: of all ranks, rank 0's first.
+        ended: called by `close`.
+    """
+
+    def __init__(self, ways: Sequence[Way], ended: Callable[[], None]) -> None:
+        self.addresses = ways[0].addresses
+        self._ways = tuple(ways)
+        self._ended = ended
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._layers: list[int] = []
+
+    def prepare(self) -> None:
+        for way in self._ways:
+            way.prepare()
+
+    def bring(self, order: Order, over: threading.Event, arrived: Arrived) -> Brought:
+        """What one rank cannot have ends the others', too; what has arrived stays."""
+        ended = self._over = threading.Event()
+        if over.is_set():  # before `cancel` could know of this call
+            ended.set()
+        brought: list[Brought | None] = [None] * len(self._ways)
+        failures: list[Exception] = []
+        self._layers = [0] * len(self._ways)
+
+        def work(rank: int) -> None:
+            try:
+                brought[rank] = self._ways[rank].bring(order, ended, partial(self._tell, arrived, rank))
+            except Exception as error:
+                failures.append(error)
+                self.cancel()
+
+        threads = [threading.Thread(target=work, args=(rank,), name=f"weights-{rank}") for rank in range(1, len(self._ways))]
+        for thread in threads:
+            thread.start()
+        work(0)
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+        return _together([each for each in brought if each is not None])
+
+    def cancel(self) -> None:
+        self._over.set()
+        for way in self._ways:
+            way.cancel()
+
+    def close(self) -> None:
+        for way in self._ways:
+            way.close()
+        self._ended()
+
+    def _tell(self, arrived: Arrived, rank: int, num_layers: int) -> None:
+        """A layer may be computed with once all ranks have theirs."""
+        with self._lock:
+            before = min(self._layers)
+            self._layers[rank] = num_layers
+            if min(self._layers) > before:
+                arrived(min(self._layers))
+
+
+def _together(brought: Sequence[Brought]) -> Brought:
+    began = [each.began_at for each in brought if each.began_at is not None]
+    return Brought(sum(each.num_bytes for each in brought), min(began, default=None), sum(each.num_repaired for each in brought))

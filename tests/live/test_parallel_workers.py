@@ -1,0 +1,57 @@
+"""Replicas of two ranks, in processes: served, scaled from a peer shard by shard, and lost with one of their ranks."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from squall import config as configuration
+from squall.core.types import Role
+from squall.errors import ConfigError
+from squall.live.engine.build import refuse_uneven
+from squall.live.served import served_model
+from tests.live.checkpoints import write_checkpoint
+from tests.live.test_weights_between_workers import NUM_LAYERS, serving
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def ranks_of(pid: int) -> list[int]:
+    """Processes that a worker has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.timeout(240)
+async def test_two_ranks_say_what_one_says_pass_their_shards_on_and_end_together(model: Path, tmp_path: Path) -> None:
+    async with serving(model, tmp_path / "one", most=1) as fleet:
+        alone = await fleet.answers(8)
+    async with serving(model, tmp_path / "two", "replica.tp=2", "load.kind=p2p", most=2) as fleet:
+        assert await fleet.answers(8) == alone
+        fleet.head.want(Role.BOTH, 2)
+        await fleet.ready(2)
+        (move,) = fleet.moves[1]
+        size = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+        assert move.kind == "p2p"
+        assert size <= move.num_bytes <= 1.1 * size  # both shards: norms twice, alignment
+        assert fleet.layers() == {0: NUM_LAYERS, 1: NUM_LAYERS}
+        assert await fleet.answers(8) == alone
+
+        pids = {replica: fleet.launcher.pid(replica) for replica in (0, 1)}
+        ranks = {replica: ranks_of(pid) for replica, pid in pids.items() if pid is not None}
+        assert [len(each) for each in ranks.values()] == [1, 1]
+        os.kill(ranks[0][0], signal.SIGKILL)  # while it has nothing to do
+        await fleet.until(lambda: fleet.phases()[0] != "ready")
+        assert not Path(f"/proc/{pids[0]}").exists() or pids[0] != fleet.launcher.pid(0)
+        assert await fleet.answers(8) == alone
+        fleet.kill(1)
+        await fleet.until(lambda: not Path(f"/proc/{ranks[1][0]}").exists())
+
+
+def test_a_degree_that_does_not_fit_is_refused_before_anything_starts(model: Path) -> None:
+    config = configuration.load(None, (f"model.name={model}", "replica.tp=3"))
+    with pytest.raises(ConfigError, match=r"replica.tp is 3; .* has 4 attention heads and 2 KV heads, .*; use 1, 2, 4$"):
+        refuse_uneven(config, served_model(config))
