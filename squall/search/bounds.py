@@ -6,6 +6,7 @@ tokens share, tables that dip, drafts that are checked):
 
 - a replica computes every token of a prompt once, at best in steps of the size at which a token is cheapest; decodes pass the
   same matrices in the same steps, unless prices are those of speculative decoding, which count a decode's pass by its share;
+- where prompts are never computed beside decodes, both take their time, one after the other;
 - every decode is in some step, at best together with as many others as makes it cheapest, `max_num_seqs` at most;
 - the contexts of a step's decodes lie in the KV pool, so there are at least (all context ever attended to) / (tokens of the
   pool) steps with decodes;
@@ -39,6 +40,16 @@ LONGEST = 1 << 20
 """Tokens of context, beyond which no price of a token of it is asked."""
 
 
+APART = ("vllm_v0", "lightllm", "faster_transformer", "blitz")
+"""Policies of which no step computes prompts beside decodes."""
+
+WHOLE_PROMPTS = (*APART, "orca")
+"""Those that cut no prompt, so that a step may be as long as one."""
+
+SEATS_BY_STAGE = ("vllm_v0", "sarathi", "orca", "faster_transformer", "blitz")
+"""Those of which one batch of a pipeline has its share of `max_num_seqs`, and no more."""
+
+
 class Room(Struct, frozen=True):
     """What one replica has room for.
 
@@ -46,11 +57,13 @@ class Room(Struct, frozen=True):
         tokens: that a step computes at most.
         seqs: that decode in a step at most.
         kv_tokens: of the KV pool.
+        apart: whether no step computes prompts beside decodes.
     """
 
     tokens: int
     seqs: int
     kv_tokens: int
+    apart: bool = False
 
 
 class Least(Struct, frozen=True):
@@ -71,11 +84,16 @@ class Least(Struct, frozen=True):
     speculative: bool = False
 
 
-def room(batching: object, kv_tokens: int) -> Room:
+def room(batching: Struct, kv_tokens: int, stages: int = 1) -> Room:
     """From a batching policy's bounds, as far as it has the usual ones; without them the pool alone is a bound."""
+    kind = batching.__struct_config__.tag
     seqs = min(getattr(batching, "max_num_seqs", kv_tokens), kv_tokens)
     tokens = getattr(batching, "max_num_batched_tokens", None) or getattr(batching, "chunk_size", None) or UNBOUNDED
-    return Room(min(max(tokens, seqs), UNBOUNDED), seqs, kv_tokens)
+    if kind in WHOLE_PROMPTS:
+        tokens = UNBOUNDED  # one that is longer than the bound is computed alone
+    if kind in SEATS_BY_STAGE:
+        seqs = max(1, seqs // stages)
+    return Room(min(max(tokens, seqs), UNBOUNDED), seqs, kv_tokens, kind in APART)
 
 
 class Prices:
@@ -120,12 +138,17 @@ def busy(least: Least, room: Room, sample: Sample) -> float:
     """Nanoseconds for which one replica is busy with the sample at least."""
     decodes = sample.num_gaps
     cached = any(request.block_hashes for request in sample.requests)  # then prompts may cost nothing at all
-    tokens = (0 if cached else sample.num_prompt_tokens) + (0 if least.speculative else decodes)
+    prompts = 0 if cached else sample.num_prompt_tokens
+    tokens = prompts + (0 if least.speculative else decodes)
     steps = sample.context / room.kv_tokens
-    return max(
-        max(tokens * token, decodes * decode, steps * step) + sample.context * context
-        for token, decode, step, context in zip(least.token, least.decode, least.step, least.context, strict=True)
-    )
+
+    def of(token: float, decode: float, step: float, context: float) -> float:
+        steps_with_decodes = max(decodes * decode, steps * step)
+        if room.apart:
+            return prompts * token + steps_with_decodes + sample.context * context
+        return max(tokens * token, steps_with_decodes) + sample.context * context
+
+    return max(of(*each) for each in zip(least.token, least.decode, least.step, least.context, strict=True))
 
 
 def impossible(latency: LatencyModel, sample: Sample, warm_up: int, limits: Sequence[Limit]) -> str:
@@ -134,9 +157,9 @@ def impossible(latency: LatencyModel, sample: Sample, warm_up: int, limits: Sequ
         if limit.metric in ("tbt", "tpot") and _pass(latency, 1, 1, 0) > limit.limit:
             return limit.name
         if limit.metric in ("ttft", "e2e") and not any(request.block_hashes for request in sample.requests):
-            counted = sample.requests[warm_up:]
-            kept = sum(_pass(latency, 0, 0, request.num_prompt_tokens) <= limit.limit for request in counted)
-            if kept < limit.needed(len(counted)):
+            prompts = sorted(request.num_prompt_tokens for request in sample.requests[warm_up:])
+            needed = limit.needed(len(prompts))  # a longer prompt never takes less: the longest that must keep it says it all
+            if needed and _pass(latency, 0, 0, prompts[needed - 1]) > limit.limit:
                 return limit.name
     return ""
 

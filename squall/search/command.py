@@ -24,6 +24,7 @@ from squall.search.cluster import Cluster
 from squall.search.conduct import Conductor, size_of
 from squall.search.output import Answers, at_capacity, flag_lines, read, write
 from squall.search.pool import Inline, Processes, Workers
+from squall.search.prices import named, price_of, refuse_strangers, refuse_unused, tried
 from squall.search.result import Result
 from squall.search.setting import Workshop
 from squall.search.space import shown, usual_space, value_at, with_choice
@@ -125,7 +126,7 @@ def question(options: Options) -> tuple[dict[str, Any], Search]:
     tree = read_tree(options.place, options.settings)
     table = dict(tree.pop(SEARCH, {}))
     table |= options.asked
-    prices = {name: {"on_demand": usd} for name, usd in _pairs("--price", options.prices)}
+    prices = {name: {"on_demand": usd} for name, usd in map(price_of, options.prices)}
     if prices:
         table["prices"] = dict(table.get("prices", {})) | prices
     search = read_search(where, table)
@@ -142,7 +143,13 @@ def question(options: Options) -> tuple[dict[str, Any], Search]:
         space["cluster.gpu"] = gpus
     search = read_search(where, table | {"space": space})
     _make_room(tree, search)
-    _check(from_tree(where, tree), search)
+    config = from_tree(where, tree)
+    _check(config, search)
+    gpus = tried(search, tree, config.cluster.gpu)
+    for word in options.prices:
+        refuse_unused(word, price_of(word)[0], gpus, "this search")
+    refuse_strangers(f"{where}: search.prices.{{}}", search.prices, gpus)
+    refuse_strangers(f"{where}: search.available.{{}}", search.available, gpus)
     return tree, search
 
 
@@ -298,11 +305,11 @@ def _again(options: Options, answers: Answers, say: Say) -> None:
         for line in told(answers, None, None):
             say(line)
         return
-    prices = dict(_pairs("--price", options.prices))
-    unknown = sorted(prices.keys() - {result.gpu for result in answers.results})
-    if unknown:
-        known = ", ".join(sorted({result.gpu for result in answers.results if result.gpu}))
-        raise ConfigError(f"--price {unknown[0]}: no configuration of {options.place} runs on it; they run on {known}")
+    gpus = {result.gpu for result in answers.results if result.gpu}
+    for word in options.prices:
+        refuse_unused(word, price_of(word)[0], gpus, str(options.place))
+    asked = dict(map(price_of, options.prices))
+    prices = {gpu: usd for gpu in sorted(gpus) if (usd := named(asked, gpu, gpu)) is not None}
     limits = [limit(name, seconds) for name, seconds in _pairs("--limit", options.limits)]
     answer = what_if(answers.results, search, prices=prices, limits=limits)
     for line in what_if_lines(answer, search):

@@ -6,9 +6,7 @@ Knows no strategy and no store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -23,6 +21,7 @@ from squall.perf.latency import LatencyModel
 from squall.perf.spec import ModelSpec
 from squall.pools import refuse_pools
 from squall.search import bounds
+from squall.search.prices import named
 from squall.search.result import Job
 from squall.search.sample import Sample, lasting, longer, sample_of, steady
 from squall.search.scaled import Scaled
@@ -31,8 +30,6 @@ from squall.sim.ground import Ground, ground
 from squall.sim.prepare import prepare
 from squall.sim.swap import with_copies
 from squall.workload.build import build
-
-_T = TypeVar("_T")
 
 DECODES, CHUNK = 32, 256
 """Of the step whose uncertainty stands for that of all: how many decode, and how much of a prompt is computed beside them."""
@@ -136,7 +133,7 @@ class Workshop:
         latency = with_copies(config, model, gpu, latency)
         if job.factor != 1:
             latency = Scaled(latency, job.factor)
-        room = bounds.room(config.batching, num_blocks * config.replica.block_size)
+        room = bounds.room(config.batching, num_blocks * config.replica.block_size, config.replica.pp)
         prices = self._prices.setdefault(
             (priced_by, job.factor), bounds.Prices(latency, speculative=config.latency.speculation is not None)
         )
@@ -199,7 +196,7 @@ class Workshop:
         return own.on_demand if own.on_demand is not None else listed
 
     def _own_price(self, name: str, gpu: Gpu) -> Price:
-        return named(self.search.prices, name, gpu) or Price()
+        return named(self.search.prices, name, gpu.name) or Price()
 
     def _refuse(self, config: Config, gpu: Gpu, per_replica: int, most: int, usd: float) -> None:
         """What may not be tried. Raises ConfigError."""
@@ -212,7 +209,7 @@ class Workshop:
             raise ConfigError(f"{most} GPUs are more than max_gpus ({search.max_gpus})")
         if config.replica.tp > config.cluster.gpus_per_node:
             raise ConfigError(f"replica.tp = {config.replica.tp} is larger than a node of {config.cluster.gpus_per_node} GPUs")
-        there = named(search.available, config.cluster.gpu, gpu)
+        there = named(search.available, config.cluster.gpu, gpu.name)
         if there is not None and most > there:
             raise ConfigError(f"{most} x {gpu.name} are more than can be had ({there})")
         if search.budget_usd_per_hour is not None and most * usd > search.budget_usd_per_hour:
@@ -221,11 +218,6 @@ class Workshop:
             raise ConfigError(f"{gpu.name}: no price is known; give search.prices.{gpu.name}.on_demand, or ask for gpu_hours")
         if search.objective == "energy_kwh" and gpu.power_w == 0:
             raise ConfigError(f"{gpu.name}: its power is not known; describe it in a TOML file with power_w, or ask for usd")
-
-
-def named(table: Mapping[str, _T], name: str, gpu: Gpu) -> _T | None:
-    """What a table says of a GPU, by the name that the configuration uses or the catalogue's."""
-    return table.get(name, table.get(gpu.name))
 
 
 def gpus_per_replica(config: Config) -> int:

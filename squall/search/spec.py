@@ -7,8 +7,10 @@ pooled), tpot, e2e and queue (until the first step). A request that is refused, 
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,7 +19,7 @@ from msgspec import Meta, Struct, field
 from squall.config import Slo
 from squall.core.types import SECOND, Nanos
 from squall.errors import ConfigError
-from squall.mistakes import explain
+from squall.mistakes import explain, shown
 from squall.quantities import Amount, Count
 
 METRICS = ("ttft", "tbt", "tpot", "e2e", "queue")
@@ -136,6 +138,9 @@ class _Tree(Struct):
 def read_search(where: str, table: Any) -> Search:
     """The `[search]` table as it was read. Raises ConfigError naming the key."""
     tree = {"search": table if table is not None else {}}
+    if isinstance(table, Mapping):
+        for complaint in _wrong_entries(table):
+            raise ConfigError(f"{where}: {complaint}")
     try:
         return msgspec.convert(tree, _Tree).search
     except msgspec.ValidationError as error:
@@ -144,6 +149,37 @@ def read_search(where: str, table: Any) -> Search:
         if what.startswith(("Invalid", "Object")):  # and not what `Search` itself finds wrong
             raise ConfigError(f"{where}: {explain(message, tree, _Tree)}") from None
         raise ConfigError(f"{where}: {at.rstrip('`')}: {what[0].lower()}{what[1:]}") from None
+
+
+def _wrong_entries(table: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with entries that have names of the user's own, of which msgspec only says that there are some."""
+    for gpu, prices in _entries(table, "prices"):
+        key = f"search.prices.{gpu}"
+        if not isinstance(prices, Mapping):
+            yield f"{key} = {shown(prices)}: expected a table of {', '.join(Price.__struct_fields__)}, such as {key}.on_demand"
+            continue
+        for name, usd in prices.items():
+            if name not in Price.__struct_fields__:
+                close = difflib.get_close_matches(name, Price.__struct_fields__, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(Price.__struct_fields__)}"
+                yield f"[{key}] has no key {name!r}; {hint}"
+            elif not _is_number(usd) or usd < 0:
+                yield f"{key}.{name} = {shown(usd)}: expected USD an hour, 0 or more"
+    for gpu, count in _entries(table, "available"):
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            yield f"search.available.{gpu} = {shown(count)}: expected how many there are, 0 or more"
+    for name, seconds in _entries(table, "slo"):
+        if not _is_number(seconds):
+            yield f"search.slo.{name} = {shown(seconds)}: expected a number of seconds above 0"
+
+
+def _entries(table: Mapping[str, Any], name: str) -> Iterable[tuple[str, Any]]:
+    entries = table.get(name)
+    return entries.items() if isinstance(entries, Mapping) else ()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def limit(name: str, seconds: float) -> Limit:

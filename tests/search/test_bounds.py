@@ -41,6 +41,12 @@ def test_a_small_pool_bounds_the_batch() -> None:
         {"replica.pp": 2},
         {"batching.kind": "sarathi", "batching.chunk_size": 256},
         {"batching.kind": "orca", "batching.max_num_seqs": 16},
+        {"batching.kind": "vllm_v0", "batching.max_num_batched_tokens": 512},
+        {"batching.kind": "vllm_v0", "replica.pp": 2, "batching.max_num_seqs": 32},
+        {"batching.kind": "lightllm", "batching.max_num_seqs": 64},
+        {"batching.kind": "blitz", "replica.pp": 4},
+        {"batching.kind": "orca", "replica.pp": 2, "batching.max_num_seqs": 16},
+        {"batching.kind": "sarathi", "replica.pp": 4, "batching.max_num_seqs": 64},
         {"latency.speculation": {"draft_tokens": 4, "acceptance": 0.8}},
         {"latency.speculation": {"draft_tokens": 2, "acceptance": 0.3, "model": "smollm2-135m-instruct"}},
         {"model.name": "mixtral-8x7b", "cluster.gpu": "h100-sxm", "replica.tp": 2},
@@ -73,6 +79,22 @@ class Dipping:
 def test_the_least_price_is_that_of_the_cheapest_size() -> None:
     least = bounds.Prices(Dipping()).least(bounds.Room(400, 100, 10_000))
     assert least == bounds.Least(token=(200 * 1000 / 400,), decode=(1000.0,), step=(1000.0,), context=(1.0,))
+
+
+def test_prompts_apart_from_decodes_take_their_own_time() -> None:
+    """Both in one step share a token's price; apart, prompts are computed first and decodes after them."""
+    found, least = setting(), bounds.Least(token=(10.0,), decode=(20.0,), step=(50.0,), context=(0.0,))
+    prompts, decodes = found.sample.num_prompt_tokens, found.sample.num_gaps
+    together, apart = (bounds.Room(512, 64, 1 << 40, apart) for apart in (False, True))
+    assert bounds.busy(least, together, found.sample) == max(10 * (prompts + decodes), 20 * decodes)
+    assert bounds.busy(least, apart, found.sample) == 10 * prompts + 20 * decodes
+
+
+def test_a_stage_has_its_share_of_the_seats() -> None:
+    config = setting({"batching.max_num_seqs": 64}).config
+    assert bounds.room(config.batching, 100_000, 4).seqs == 64  # vLLM's may all be in one batch
+    v0 = Workshop(question()).setting(job({"batching.kind": "vllm_v0"}, tree(batching={"kind": "vllm_v0"}))).config
+    assert (bounds.room(v0.batching, 100_000, 4).seqs, bounds.room(v0.batching, 100_000).seqs) == (64, 256)
 
 
 def test_replicas_multiply_it() -> None:

@@ -85,7 +85,10 @@ def test_a_search_from_end_to_end(squall: Squall, tmp_path: Path) -> None:
     assert "gpu=h100-sxm" in asked_again[1].splitlines()[0]
     code, out, _ = squall(found, "--limit", "ttft_p90_s=0.0001")
     assert "would have to run" in out
+    assert squall(found, "--price", "h100=0.01")[1] == asked_again[1]  # by another of its names
     assert squall(found, "--price", "t4=1")[2].endswith("found runs on it; they run on a100-80g, h100-sxm\n")
+    assert squall(found, "--price", "foo=1")[2].startswith("squall: error: --price foo: 'foo' is unknown: ")
+    assert squall(found, "--price", "h100-sxm=-1")[0] == 2
     assert squall(found)[1].count("vllm serve") == 1
 
     code, out, _ = squall(found / "search.toml", "--workers", 1, "--out", "again")
@@ -150,6 +153,20 @@ def test_nor_does_any_fleet_for_a_given_workload(squall: Squall, tmp_path: Path)
         (["search.toml", "--limit", "ttft=2"], "'ttft' is no metric and quantile"),
         (["search.toml", "--limit", "ttft_p90_s"], "expected NAME=NUMBER"),
         (["search.toml", "--objective", "cheap"], "search.objective"),
+        (["search.toml", "--price", "foo=1"], "--price foo: 'foo' is unknown: "),
+        (["search.toml", "--price", "h100-sxn=1"], "--price h100-sxn: 'h100-sxn' is unknown: did you mean h100-sxm"),
+        (["search.toml", "--price", "t4=1"], "no configuration of this search runs on it; they run on a100-80g, h100-sxm"),
+        (["search.toml", "--price", "h100-sxm=-1"], "--price h100-sxm=-1: expected GPU=USD, with USD an hour, 0 or more"),
+        (["search.toml", "--price", "h100-sxm=nan"], "expected GPU=USD"),
+        (["search.toml", "--price", "h100-sxm"], "expected GPU=USD"),
+        (["search.toml", "--set", "search.prices.foo.spot=1"], "search.toml: search.prices.foo: 'foo' is unknown"),
+        (["search.toml", "--set", "search.prices.h100.on_demnd=1"], "no key 'on_demnd'; did you mean 'on_demand'?"),
+        (["search.toml", "--set", "search.prices.h100.spot=-1"], "search.prices.h100.spot = -1: expected USD an hour, 0 or"),
+        (["search.toml", "--set", "search.prices.h100.spot=inf"], "search.prices.h100.spot = inf: expected USD an hour"),
+        (["search.toml", "--set", "search.prices.h100=2"], "search.prices.h100 = 2: expected a table of on_demand, reserved"),
+        (["search.toml", "--set", "search.available.h10=2"], "search.available.h10: 'h10' is unknown: did you mean h100"),
+        (["search.toml", "--set", "search.available.h100=-2"], "search.available.h100 = -2: expected how many there are"),
+        (["search.toml", "--set", "search.slo.ttft_p90_s='x'"], "search.slo.ttft_p90_s = 'x': expected a number of seconds"),
         (["--model", "llama-3-8b", "--ttft-p90", "2"], "there is no [workload]"),
         (["--model", "llama-3-8b", "--trace", "chat-lmsys-1m"], "there is no objective to keep"),
         (["search.toml", "--out", "."], ". exists already"),
