@@ -14,6 +14,8 @@ from squall.errors import ConfigError, PeerLost, PeerRefused, TransferFailed
 from squall.live.transport import frames
 from squall.live.transport.interface import OnNotify
 from squall.live.transport.link import SocketLink, tune
+from squall.live.transport.nixl import Held as NixlHeld
+from squall.live.transport.nixl import NixlAgent
 from squall.live.transport.region import Region
 from squall.live.transport.throttle import Throttle
 
@@ -27,6 +29,15 @@ _SIGN_OF_LIFE = 0.1
 _log = logging.getLogger(__name__)
 
 
+class _Peer:
+    """A connection, and the regions whose bytes it takes for itself: by descriptor or by NIXL."""
+
+    def __init__(self, sock: socket.socket, node: str) -> None:
+        self.sock = sock
+        self.node = node
+        self.takes: set[str] = set()
+
+
 class Endpoint:
     """See `Transport`.
 
@@ -36,11 +47,12 @@ class Endpoint:
         listen: "host:port" to be reached at from other machines, port 0 for any; None for this machine only.
         advertise: the host that peers are told; that of `listen` when None.
         local: reachable over shared memory by processes of this machine (and network namespace).
+        nixl: NIXL moves the bytes of peers on `listen`, and ours, where they are to be reached by it, too.
         gbps: a limit on all that leaves here; None for none.
         patience_s: see PATIENCE_S.
         on_notify: told of peers' notifications.
 
-    Raises ConfigError when it cannot listen there.
+    Raises ConfigError when it cannot listen there, and where NIXL is wanted but not installed.
     """
 
     def __init__(
@@ -51,6 +63,7 @@ class Endpoint:
         listen: str | None = "127.0.0.1:0",
         advertise: str | None = None,
         local: bool = True,
+        nixl: bool = False,
         gbps: float | None = None,
         patience_s: float = PATIENCE_S,
         on_notify: OnNotify | None = None,
@@ -61,6 +74,7 @@ class Endpoint:
         self._patience_s = patience_s
         self._on_notify = on_notify
         self._regions: dict[str, Region] = {}
+        self._nixl = NixlAgent(node, patience_s) if nixl else None
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -72,21 +86,19 @@ class Endpoint:
             self._listen(socket.AF_UNIX, "\0" + name)
         if listen is not None:
             host, port = self._listen_tcp(listen)
-            addresses.append(f"tcp://{advertise or host}:{port}")
+            addresses.append(f"{'tcp' if self._nixl is None else 'nixl'}://{advertise or host}:{port}")
         self.addresses = tuple(addresses)
 
     # -- verbs
 
     def register(self, region: Region) -> None:
+        if self._nixl is not None:
+            self._nixl.register(region.memory)
         with self._lock:
             self._regions[region.name] = region
 
-    def unregister(self, name: str) -> None:
-        with self._lock:
-            self._regions.pop(name, None)
-
     def connect(self, address: str) -> SocketLink:
-        link = SocketLink(address, self.node, self._token, self._patience_s)
+        link = SocketLink(address, self.node, self._token, self._patience_s, self._nixl)
         try:
             link.greet()
         except BaseException:
@@ -98,9 +110,12 @@ class Endpoint:
         with self._lock:
             self._closed.set()
             connections = [*self._connections, *self._listeners]
+            self._regions.clear()
         for sock in connections:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits on it, which closes it
+        if self._nixl is not None:
+            self._nixl.close()
 
     # -- listening
 
@@ -151,10 +166,10 @@ class Endpoint:
         try:
             sock.settimeout(self._patience_s)
             tune(sock)
-            node = self._greet(sock)
+            peer = _Peer(sock, self._greet(sock))
             sock.settimeout(None)  # a peer may be silent for as long as it likes
             while not self._closed.is_set():
-                self._answer(sock, node, frames.receive(sock))
+                self._answer(peer, frames.receive(sock))
         except frames.MalformedFrame as error:
             _log.warning("dropped a peer of %s: %s", self.node, error)
         except PeerRefused as error:
@@ -179,29 +194,30 @@ class Endpoint:
         frames.send(sock, frames.Welcome(frames.proof(self._token, "server", hello.nonce)))
         return hello.node
 
-    def _answer(self, sock: socket.socket, node: str, message: frames.AnyMessage) -> None:
+    def _answer(self, peer: _Peer, message: frames.AnyMessage) -> None:
         """A refusal ends a request, not the connection."""
+        sock = peer.sock
         sock.settimeout(self._patience_s)
         try:
             match message:
                 case frames.Open():
-                    self._open(sock, node, message)
+                    self._open(peer, message)
                 case frames.Read():
-                    self._read(sock, message)
+                    self._read(peer, message)
                 case frames.Sum():
                     self._sum(sock, message)
                 case frames.Write():
-                    self._write(sock, message)
+                    self._write(peer, message)
                 case frames.Notify(payload):
                     if self._on_notify is not None:
-                        self._on_notify(node, payload)
+                        self._on_notify(peer.node, payload)
                     frames.send(sock, frames.Done())
                 case _:
                     raise frames.MalformedFrame(f"says {type(message).__name__} out of turn")
         except PeerLost:
             raise
         except PeerRefused as error:
-            _log.warning("%s refused %s: %s", self.node, node, error)
+            _log.warning("%s refused %s: %s", self.node, peer.node, error)
             frames.send(sock, frames.Refused(str(error)))
         except TransferFailed as error:
             frames.send(sock, frames.Failed(str(error)))
@@ -214,22 +230,30 @@ class Endpoint:
             raise PeerRefused(f"{self.node} has no region {name!r}; it has {known}")
         return region
 
-    def _open(self, sock: socket.socket, node: str, message: frames.Open) -> None:
+    def _open(self, peer: _Peer, message: frames.Open) -> None:
         region = self._region(message.region)
         if message.fingerprint != region.fingerprint:
             raise PeerRefused(
-                f"{self.node} holds {region.fingerprint or 'no weights'}; {node} wants {message.fingerprint or 'none'}"
+                f"{self.node} holds {region.fingerprint or 'no weights'}; {peer.node} wants {message.fingerprint or 'none'}"
             )
-        fd = region.fd if sock.family == socket.AF_UNIX else None
-        frames.send(sock, frames.Opened(len(region.memory), region.sums, fd is not None), fd)
+        fd = region.fd if peer.sock.family == socket.AF_UNIX else None
+        held = self._held(region) if message.by_nixl else None
+        if fd is not None or held is not None:
+            peer.takes.add(message.region)
+        frames.send(peer.sock, frames.Opened(len(region.memory), region.sums, fd is not None, held), fd)
 
-    def _read(self, sock: socket.socket, message: frames.Read) -> None:
-        region = self._region(message.region)
+    def _held(self, region: Region) -> NixlHeld:
+        if self._nixl is None:
+            raise PeerRefused(f"{self.node} has no NIXL; give all workers the same serve.transport")
+        return self._nixl.held(region.memory)
+
+    def _read(self, peer: _Peer, message: frames.Read) -> None:
+        sock, region = peer.sock, self._region(message.region)
         region.check(message.segments)
         while (absent := region.wait(message.segments, self._patience_s * _SIGN_OF_LIFE, verified=message.verified)) is not None:
             frames.send(sock, frames.Wait(list(region.upstream(absent))))
         views = [region.view(segment) for segment in message.segments]
-        if sock.family == socket.AF_UNIX and region.fd is not None:
+        if message.region in peer.takes:
             if self.egress is not None:
                 self.egress.take(sum(map(len, views)))
             frames.send(sock, frames.Held())
@@ -242,9 +266,8 @@ class Endpoint:
             frames.send(sock, frames.Wait([]))
         frames.send(sock, frames.SumIs(value))
 
-    def _write(self, sock: socket.socket, message: frames.Write) -> None:
-        region = self._regions.get(message.region)
-        by_memory = sock.family == socket.AF_UNIX and region is not None and region.fd is not None
+    def _write(self, peer: _Peer, message: frames.Write) -> None:
+        sock, by_memory = peer.sock, message.region in peer.takes
         try:
             region = self._region(message.region)
             region.check(message.segments)

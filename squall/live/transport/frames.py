@@ -7,7 +7,7 @@ read) ends the connection: after it, no byte can be trusted.
     client                          server
                                     Challenge(nonce, node, version)
     Hello(proof, nonce, node)       Welcome(proof) | Refused            both prove that they know the token
-    Open(region, fingerprint)       Opened(size, checksums) [+ descriptor] | Refused
+    Open(region, fingerprint)       Opened(size, checksums) [+ descriptor, or what NIXL must know] | Refused
     Read(region, segments)          Wait* then Data | Held | Refused | Failed
     Sum(region, section)            Wait* then SumIs | Refused | Failed
     Write(region, segments) + Data  Done | Refused
@@ -26,9 +26,10 @@ from msgspec import Struct
 
 from squall.errors import PeerLost, PeerRefused
 from squall.live.transport.memory import remainder
+from squall.live.transport.nixl import Held as NixlHeld
 from squall.live.transport.throttle import PIECE, Throttle
 
-VERSION = 1
+VERSION = 2
 MAX_MESSAGE = 8 << 20
 """Bytes of a message; the longest list KV blocks."""
 
@@ -64,16 +65,20 @@ class Refused(Message, frozen=True):
 
 
 class Open(Message, frozen=True):
+    """`by_nixl`: NIXL is to fetch the bytes."""
+
     region: str
     fingerprint: str
+    by_nixl: bool = False
 
 
 class Opened(Message, frozen=True):
-    """`by_memory`: the region's descriptor came along, and bytes are not sent but read from it."""
+    """`by_memory`: the region's descriptor came along, and bytes are not sent but read from it; `nixl`: by NIXL, from there."""
 
     num_bytes: int
     sums: dict[str, int]
     by_memory: bool
+    nixl: NixlHeld | None = None
 
 
 class Read(Message, frozen=True):
@@ -91,7 +96,7 @@ class Wait(Message, frozen=True):
 
 
 class Held(Message, frozen=True):
-    """The bytes may be read from the region's descriptor."""
+    """The bytes may be taken, from the region's descriptor or by NIXL."""
 
 
 class Failed(Message, frozen=True):

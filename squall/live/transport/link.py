@@ -1,10 +1,11 @@
 """The calling end of a connection: over TCP bytes come in frames, over a Unix socket they are read from the peer's memory.
 
-Knows the protocol, not what regions are for.
+With NIXL a TCP connection carries the questions, and NIXL the bytes. Knows the protocol, not what regions are for.
 """
 
 import contextlib
 import os
+import select
 import socket
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -13,6 +14,7 @@ from squall.errors import ConfigError, PeerLost, PeerRefused, TransferFailed
 from squall.live.transport import frames
 from squall.live.transport.frames import AnyMessage, Message
 from squall.live.transport.memory import read_into, write_from
+from squall.live.transport.nixl import INSTALL, NixlAgent
 from squall.live.transport.region import Segment
 
 BUFFER = 4 << 20
@@ -22,16 +24,16 @@ T = TypeVar("T")
 
 
 def dial(address: str, patience_s: float) -> socket.socket:
-    """A connection to "tcp://host:port" or "shm://name" (this machine). Raises PeerLost, ConfigError."""
+    """A connection to "tcp://host:port", "nixl://host:port" or "shm://name" (this machine). Raises PeerLost, ConfigError."""
     kind, _, rest = address.partition("://")
     host, _, port = rest.rpartition(":")
     try:
-        if kind == "tcp" and host and port.isdigit():
+        if kind in ("tcp", "nixl") and host and port.isdigit():
             sock = socket.create_connection((host.strip("[]"), int(port)), patience_s)
         elif kind == "shm" and rest:
             sock = _dial_here("\0" + rest, patience_s)
         else:
-            raise ConfigError(f"peer address {address!r}: expected tcp://host:port or shm://name")
+            raise ConfigError(f"peer address {address!r}: expected tcp://host:port, nixl://host:port or shm://name")
     except (OSError, OverflowError) as error:
         raise PeerLost(f"{address}: cannot be reached ({_said(error)})") from None
     tune(sock)
@@ -64,14 +66,22 @@ class SocketLink:
         address: of the peer.
         node, token: who we are, and what both must know.
         patience_s: of hearing nothing, after which the peer is lost.
+        nixl: ours, where there is one.
+
+    Raises PeerLost; ConfigError for an address of no kind that it knows, and for one that needs NIXL where there is none.
     """
 
-    def __init__(self, address: str, node: str, token: str, patience_s: float) -> None:
+    def __init__(self, address: str, node: str, token: str, patience_s: float, nixl: NixlAgent | None = None) -> None:
         self.peer = ""
         self._address = address
         self._node = node
         self._token = token
         self._fds: dict[str, int] = {}
+        self._nixl = nixl if address.startswith("nixl://") else None
+        self._held: dict[str, tuple[str, int]] = {}  # the peer's agent, and where the region begins there
+        self._interrupted = False
+        if self._nixl is None and address.startswith("nixl://"):
+            raise ConfigError(f'peer address {address!r}: needs NIXL here, too: {INSTALL}, and serve.transport = "nixl"')
         self._sock = dial(address, patience_s)
 
     def greet(self) -> None:
@@ -85,9 +95,12 @@ class SocketLink:
         self.peer = challenge.node
 
     def open(self, region: str, fingerprint: str = "") -> dict[str, int]:
-        self._say(frames.Open(region, fingerprint))
+        self._say(frames.Open(region, fingerprint, by_nixl=self._nixl is not None))
         if self._sock.family != socket.AF_UNIX:
-            return self._expect(frames.Opened).sums
+            opened = self._expect(frames.Opened)
+            if self._nixl is not None and (held := opened.nixl) is not None:
+                self._held[region] = self._nixl.meet(held), held.address
+            return opened.sums
         answer, fd = self._guard(lambda: frames.receive_with_fd(self._sock))
         if fd is not None:
             if (old := self._fds.pop(region, None)) is not None:
@@ -107,8 +120,8 @@ class SocketLink:
         match self._guard(lambda: frames.receive_data(self._sock, into)):
             case None:
                 return None
-            case frames.Held() if region in self._fds:
-                self._guard(lambda: read_into(self._fds[region], segments, into))
+            case frames.Held() if region in self._fds or region in self._held:
+                self._guard(lambda: self._fetch(region, segments, into))
                 return None
             case frames.Wait(path):
                 return tuple(path)
@@ -124,9 +137,9 @@ class SocketLink:
 
     def write(self, region: str, segments: Sequence[Segment], data: Sequence[memoryview]) -> None:
         self._say(frames.Write(region, list(segments)))
-        if region in self._fds:
+        if region in self._fds or region in self._held:
             self._expect(frames.Held)  # the peer allows it before a byte of its memory changes
-            self._guard(lambda: write_from(self._fds[region], segments, data))
+            self._guard(lambda: self._put(region, segments, data))
             self._say(frames.Done())
         else:
             self._guard(lambda: frames.send_data(self._sock, data))
@@ -136,7 +149,31 @@ class SocketLink:
         self._say(frames.Notify(payload))
         self._expect(frames.Done)
 
+    def _fetch(self, region: str, segments: Sequence[Segment], into: Sequence[memoryview]) -> None:
+        if region in self._fds:
+            read_into(self._fds[region], segments, into)
+        elif self._nixl is not None:
+            peer, begin = self._held[region]
+            self._nixl.read(peer, [(begin + offset, length) for offset, length in segments], into, self._see_that_it_lives)
+
+    def _put(self, region: str, segments: Sequence[Segment], data: Sequence[memoryview]) -> None:
+        if region in self._fds:
+            write_from(self._fds[region], segments, data)
+        elif self._nixl is not None:
+            peer, begin = self._held[region]
+            self._nixl.write(peer, [(begin + offset, length) for offset, length in segments], data, self._see_that_it_lives)
+
+    def _see_that_it_lives(self) -> None:
+        """While NIXL moves bytes: the peer's process holds the other end of our connection for as long as it lives."""
+        if self._interrupted:
+            raise PeerLost("the call was interrupted")
+        said = select.poll()
+        said.register(self._sock, select.POLLIN)
+        if said.poll(0) and not self._sock.recv(1, socket.MSG_PEEK):
+            raise PeerLost("the peer ended the connection")
+
     def interrupt(self) -> None:
+        self._interrupted = True
         with contextlib.suppress(OSError):  # it is closed already
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -146,6 +183,7 @@ class SocketLink:
         for fd in self._fds.values():
             os.close(fd)
         self._fds.clear()
+        self._held.clear()
 
     # -- one message
 

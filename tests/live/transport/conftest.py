@@ -1,6 +1,7 @@
 """Endpoints and regions of one test, and a wire between them that can be spoilt."""
 
 import contextlib
+import importlib.util
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,8 @@ from squall.live.transport.region import Region
 from tests.live.transport.regions import TOKEN
 
 Node = Callable[..., Endpoint]
+
+NIXL = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="NIXL is not installed (pip install 'squall[nixl]')")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A worker's transport in a process of its own, without an engine: `python peer.py NAME full|empty GBPS`.
+"""A worker's transport in a process of its own, without an engine: `python peer.py NAME full|empty GBPS sockets|nixl`.
 
 Prints its addresses, reads its sources (JSON) from standard input, prints how it went, and serves until its input ends. Random
 weights, the same for all who are full.
@@ -22,9 +22,9 @@ def say(what: object) -> None:
 
 
 def main() -> None:
-    name, kind, gbps = sys.argv[1:]
+    name, kind, gbps, way = sys.argv[1:]
     region = make_region()
-    endpoint = Endpoint(name, TOKEN, gbps=float(gbps), patience_s=2.0)
+    endpoint = Endpoint(name, TOKEN, gbps=float(gbps), patience_s=2.0, nixl=way == "nixl")
     endpoint.register(fill(region) if kind == "full" else region)
     say(endpoint.addresses)
     if kind == "empty":

@@ -182,7 +182,7 @@ def test_who_is_not_there_or_nowhere_is_said(node: Node) -> None:
     with pytest.raises(PeerLost, match="shm://nobody: cannot be reached"):
         client.connect("shm://nobody")
     for nonsense in ("rdma://a:1", "tcp://a", "tcp://:1", "shm://", ""):
-        with pytest.raises(ConfigError, match=r"expected tcp://host:port or shm://name"):
+        with pytest.raises(ConfigError, match=r"expected tcp://host:port, nixl://host:port or shm://name"):
             client.connect(nonsense)
     with pytest.raises(ConfigError, match="cannot listen on 'nonsense'"):
         node("other", listen="nonsense")

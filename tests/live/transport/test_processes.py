@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from squall.live.transport.multicast import chains
+from tests.live.transport.conftest import NIXL
 from tests.live.transport.regions import fill, make_region
 
 GBPS = 0.05
@@ -20,8 +21,8 @@ GBPS = 0.05
 
 
 class Peer:
-    def __init__(self, name: str, kind: str) -> None:
-        command = [sys.executable, str(Path(__file__).with_name("peer.py")), name, kind, str(GBPS)]
+    def __init__(self, name: str, kind: str, way: str) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("peer.py")), name, kind, str(GBPS), way]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.name = name
 
@@ -39,18 +40,25 @@ class Peer:
         self.process.communicate()
 
 
+@pytest.fixture(params=["shm", "tcp", pytest.param("nixl", marks=NIXL)])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def fleet() -> Iterator[dict[str, Peer]]:
+def fleet(backend: str) -> Iterator[dict[str, Peer]]:
     """A source and three receivers."""
+    way = "nixl" if backend == "nixl" else "sockets"
     with ExitStack() as stack:
-        peers = {name: Peer(name, "full" if name == "source" else "empty") for name in ("source", "a", "b", "c")}
+        peers = {name: Peer(name, "full" if name == "source" else "empty", way) for name in ("source", "a", "b", "c")}
         for peer in peers.values():
             stack.callback(peer.close)
         yield peers
 
 
-def begin(fleet: dict[str, Peer], backend: int) -> None:
-    addresses = {name: (peer.line()[backend],) for name, peer in fleet.items()}
+def begin(fleet: dict[str, Peer], backend: str) -> None:
+    told = {name: peer.line() for name, peer in fleet.items()}
+    addresses = {name: tuple(each for each in said if each.startswith(backend)) for name, said in told.items()}
     plan = chains(["source"], [name for name in fleet if name != "source"], addresses)
     for name, sources in plan.items():
         fleet[name].fetch([(each.addresses, each.standby) for each in sources])
@@ -59,26 +67,23 @@ def begin(fleet: dict[str, Peer], backend: int) -> None:
 SUMS = fill(make_region()).sums
 
 
-@pytest.mark.parametrize("backend", [0, -1], ids=["shm", "tcp"])
-def test_a_chain_of_three_processes(fleet: dict[str, Peer], backend: int) -> None:
+def test_a_chain_of_three_processes(fleet: dict[str, Peer], backend: str) -> None:
     begin(fleet, backend)
     results = {name: fleet[name].line() for name in "abc"}
     assert [result["sums"] for result in results.values()] == [SUMS] * 3
     assert [list(result["from"]) for result in results.values()] == [["source"], ["a"], ["b"]]
 
 
-@pytest.mark.parametrize("backend", [0, -1], ids=["shm", "tcp"])
 @pytest.mark.parametrize("seed", range(2))
-def test_the_middle_one_is_killed(fleet: dict[str, Peer], backend: int, seed: int) -> None:
+def test_the_middle_one_is_killed(fleet: dict[str, Peer], backend: str, seed: int) -> None:
     begin(fleet, backend)
     time.sleep(random.Random(seed).uniform(0, 0.1))
     fleet["a"].process.kill()
     assert [fleet[name].line().get("sums") for name in "bc"] == [SUMS] * 2
 
 
-@pytest.mark.parametrize("backend", [0, -1], ids=["shm", "tcp"])
 @pytest.mark.parametrize("seed", range(2))
-def test_the_source_is_killed(fleet: dict[str, Peer], backend: int, seed: int) -> None:
+def test_the_source_is_killed(fleet: dict[str, Peer], backend: str, seed: int) -> None:
     """Each receiver ends with all of it, or without and a reason; nobody waits for ever."""
     begin(fleet, backend)
     time.sleep(random.Random(seed).uniform(0, 0.1))
