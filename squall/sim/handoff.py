@@ -7,7 +7,6 @@ others wait. All at once would end no sooner for the last one, and later for eve
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -124,14 +123,13 @@ class Turns:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._busy: Counter[End] = Counter()
+        self._busy: dict[End, int] = {}
         self._waiting: dict[End, dict[int, Sending]] = {}  # by either end, in the order in which they came
 
     def take(self, number: int, sending: Sending) -> bool:
         """Whether its turn is now; otherwise it waits."""
         ends = _ends(sending)
-        if self._is_free(ends):
-            self._busy.update(ends)
+        if self._begins(ends):
             return True
         for end in ends:
             self._waiting.setdefault(end, {})[number] = sending
@@ -142,25 +140,32 @@ class Turns:
         ends = _ends(sending)
         if self._forget(number, ends):
             return []
-        self._busy.subtract(ends)
         found: list[tuple[int, Sending]] = []
         for end in ends:
+            self._busy[end] -= 1
+        for end in ends:
             for other, waiting in self._waiting.get(end, {}).items():
-                if self._is_free(its := _ends(waiting)):
+                if self._begins(its := _ends(waiting)):
                     self._forget(other, its)
-                    self._busy.update(its)
                     found.append((other, waiting))
                     break
         return found
 
-    def _is_free(self, ends: tuple[End, End]) -> bool:
-        return self._busy[ends[0]] < self._most and self._busy[ends[1]] < self._most
+    def _begins(self, ends: tuple[End, End]) -> bool:
+        """Take a place at both ends, where both have one."""
+        busy, (sends, receives) = self._busy, ends
+        sent, received = busy.get(sends, 0), busy.get(receives, 0)
+        if sent >= self._most or received >= self._most:
+            return False
+        busy[sends], busy[receives] = sent + 1, received + 1
+        return True
 
     def _forget(self, number: int, ends: tuple[End, End]) -> bool:
         """False where it does not wait."""
         waited = False
         for end in ends:
-            waited = self._waiting.get(end, {}).pop(number, None) is not None
+            if queue := self._waiting.get(end):
+                waited = queue.pop(number, None) is not None or waited
         return waited
 
 

@@ -67,7 +67,6 @@ class Loader:
         push: set by the driver: it asks `end` at that instant.
         lost: set by the driver: the replica's engine is gone, with all that it did, since it died or was told to stop.
         tell_replica: set by the driver: a replica hears of it at this instant, as of a message.
-        live: replicas whose single layers matter.
     """
 
     def __init__(
@@ -82,7 +81,6 @@ class Loader:
         self.push: Callable[[Nanos], None] = lambda _: None
         self.lost: Callable[[ReplicaId, Nanos], None] = lambda *_: None
         self.tell_replica: Callable[[ReplicaId, AnyEvent], None] = lambda *_: None
-        self.live: set[ReplicaId] = set()
         self.roads = roads
         self.num_started = 0
         self._pools = pools
@@ -96,6 +94,7 @@ class Loader:
         self._lives: dict[ReplicaId, int] = {}  # how often a replica began or ended: timers of another life are void
         self._held_since: dict[ReplicaId, Nanos] = {}
         self._stopping: set[ReplicaId] = set()
+        self._live: set[ReplicaId] = set()  # whose single layers matter: they work while they load
         self._held: Nanos = 0
         self._ready: deque[AnyEvent] = deque()
         self._asked: set[Nanos] = set()  # when the network or the breaker is looked at
@@ -197,11 +196,14 @@ class Loader:
         elif self.roads is None:
             self._later(now + self._delays.load, replica, loaded)
         else:
-            self.roads.weights.load(replica, transfer, now, layers=transfer.live_partner is not None)
+            if transfer.live_partner is not None and replica == transfer.path[-1]:  # who passes on what it gets works for nobody
+                self._live.add(replica)
+            self.roads.weights.load(replica, transfer, now, layers=replica in self._live)
 
     def _let_go(self, replica: ReplicaId, now: Nanos) -> None:
         """Whatever was on its way to it, or from it, is void."""
         self._lives[replica] = self._lives.get(replica, 0) + 1
+        self._live.discard(replica)
         if self.roads is not None:
             self.roads.weights.lose(Place("gpu", replica), now)
         for source, event in self._kv.lose(replica, now):

@@ -35,7 +35,7 @@ class Network:
         record: keep for each link how its rate changed.
     """
 
-    __slots__ = ("_arrived", "_flows", "_heap", "_links", "_now", "_num_broken", "_number", "_record")
+    __slots__ = ("_arrived", "_flows", "_heap", "_links", "_now", "_num_broken", "_number", "_paths", "_record")
 
     def __init__(self, links: Mapping[str, float], record: bool = False) -> None:
         for name, bandwidth in links.items():
@@ -43,6 +43,7 @@ class Network:
                 raise ValueError(f"link {name}: its bandwidth must be at least 0 bytes/s, not {bandwidth}")
         self._links = {name: Link(name, int(bandwidth)) for name, bandwidth in links.items()}
         self._num_broken = sum(not link.bandwidth for link in self._links.values())
+        self._paths: dict[tuple[str, ...], tuple[Link, ...]] = {}  # as far as anything has taken them
         self._flows: dict[FlowId, Flow] = {}
         self._heap: list[tuple[Nanos, int, Flow]] = []
         self._number = 0
@@ -108,11 +109,14 @@ class Network:
         self._run(now)
         if flow in self._flows:
             raise ValueError(f"there is a flow {flow} already")
-        if num_bytes < 1 or any(mark < 1 or mark > num_bytes for mark in marks) or list(marks) != sorted(marks):
+        if num_bytes < 1 or (marks and (marks[0] < 1 or marks[-1] > num_bytes or list(marks) != sorted(marks))):
             raise ValueError(f"flow {flow}: num_bytes must be at least 1 and its marks ascend to it, not {num_bytes} and {marks}")
         upstream = self._flows.get(after) if after is not None else None
-        links = tuple(self._links[name] for name in path)
-        targets = [mark * NANO for mark in marks] + [num_bytes * NANO]
+        links = self._paths.get(names := tuple(path))
+        if links is None:
+            links = self._paths[names] = tuple(self._links[name] for name in names)
+        targets = [mark * NANO for mark in marks]
+        targets.append(num_bytes * NANO)
         new = self._flows[flow] = Flow(flow, links, targets, upstream, chunk * NANO)
         new.at = now
         if upstream is None:
@@ -263,9 +267,11 @@ class Network:
         """Those, and all whose shares may depend on theirs: over links that are too narrow for all, and along chains."""
         found: dict[Flow, None] = dict.fromkeys(flows)
         queue = list(found)
+        seen: set[Link] = set()
         for flow in queue:
             for link in flow.path:
-                if link.demand > link.bandwidth:
+                if link.demand > link.bandwidth and link not in seen:
+                    seen.add(link)
                     for other in link.flows:
                         if other not in found:
                             found[other] = None

@@ -61,7 +61,7 @@ class Flow:
         self.upstream = upstream
         self.lag = lag
         self.followers: list[Flow] = []
-        self.narrowest = min((link.bandwidth for link in path), default=UNLIMITED)
+        self.narrowest = narrowest(path)
         self.started = False
         self.tied = False
         self.reached = 0  # of the targets
@@ -93,6 +93,15 @@ class Flow:
         return self.at - (self.moved - amount) // self.rate if self.rate else None
 
 
+def narrowest(path: tuple[Link, ...]) -> int:
+    """The least bandwidth of it."""
+    least = UNLIMITED
+    for link in path:
+        if link.bandwidth < least:
+            least = link.bandwidth
+    return least
+
+
 def is_narrow(path: tuple[Link, ...]) -> bool:
     """Whether one of the links cannot give all its flows what they would take alone."""
     for link in path:  # noqa: SIM110 - a loop is faster than a generator, and this is asked for every flow
@@ -118,6 +127,8 @@ def fair_rates(flows: Iterable[Flow]) -> dict[Flow, int]:
             if link.demand > link.bandwidth:
                 left[link] = link.bandwidth
                 sharing[link] = sharing.get(link, 0) + 1
+    if len(sharing) == 1 and (level := _equal_share(growing, *sharing)) is not None:
+        return dict.fromkeys(next(iter(sharing)).flows, level)
     shares = [(left[link] // number, place, link) for place, (link, number) in enumerate(sharing.items())]
     heapify(shares)
     slowest_first, at = sorted(growing, key=_narrowest), 0
@@ -131,6 +142,17 @@ def fair_rates(flows: Iterable[Flow]) -> dict[Flow, int]:
             for flow in full.flows:
                 _stop(flow, level, growing, rates, left, sharing)
     return rates
+
+
+def _equal_share(flows: dict[Flow, None], link: Link) -> int | None:
+    """What each of `flows` gets of their only narrow link where nothing else holds any of them back: the most frequent case."""
+    if len(link.flows) != len(flows):
+        return None
+    share = link.bandwidth // len(flows)
+    for flow in flows:
+        if flow.tied or flow.narrowest <= share:
+            return None
+    return share
 
 
 def _fullest(shares: list[tuple[int, int, Link]], left: dict[Link, int], sharing: dict[Link, int]) -> tuple[Link | None, int]:
