@@ -153,6 +153,7 @@ class Serve(Struct, frozen=True, forbid_unknown_fields=True):
     time_dilation: Seconds = 1.0
     reading: Literal["buffered", "direct", "mapped"] = "buffered"  # of checkpoints: through the page cache, past it, as memory
     link_gbps: Rate | None = None  # all that a worker sends, as if its link were no faster; cluster.nic_gbps when None
+    transport: Literal["auto", "tcp", "nixl"] = "auto"  # between workers; auto: shared memory on one machine, TCP elsewhere
     vllm_metrics: bool = True
     event_log: bool = True
 

@@ -84,7 +84,8 @@ def _arena(config: Config, model: ServedModel, token: str, listen: str) -> Ways:
 
     def make(replica: ReplicaId, engine: Engine) -> tuple[Way, KvWay | None]:
         assert isinstance(engine, TorchEngine)
-        connect = partial(Endpoint, f"replica {replica}", token, listen=f"{host}:0", gbps=gbps)
+        local, nixl = serve.transport == "auto", serve.transport == "nixl"
+        connect = partial(Endpoint, f"replica {replica}", token, listen=f"{host}:0", gbps=gbps, local=local, nixl=nixl)
         kv = None
         if config.fleet.mode == "disaggregated":
             kv = PulledKv(replica, engine, lambda on_notify: connect(on_notify=on_notify))
