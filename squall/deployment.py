@@ -15,6 +15,7 @@ from squall.core.actions import Chunk
 from squall.core.disaggregated import DisaggregatedRouter
 from squall.core.fleet_plan import FleetPlan, Patience, Slots, Weights
 from squall.core.fleet_view import Capacity
+from squall.core.handoff_router import HandoffRouter
 from squall.core.router import Router
 from squall.core.types import SECOND, Nanos
 from squall.fleet_tables import num_slots
@@ -81,13 +82,12 @@ def full_plan(config: Config, model: ModelSpec, gpu: Gpu, latency: LatencyModel,
 def router_of(config: Config, elastic: bool) -> Router:
     """The router that a fleet of this mode needs."""
     queue, longest = config.queue, config.replica.max_model_len
-    if config.fleet.mode == "colocated":
-        return Router(config.route, queue.max_requests, queue.max_tokens, queue.max_retries, elastic, longest)
-    rules = config.handoff
-    return DisaggregatedRouter(
-        config.route, queue.max_requests, queue.max_tokens, queue.max_retries, elastic,
-        config.decode_route, rules.max_share, rules.max_ratio,
-    )  # fmt: skip
+    common = config.route, queue.max_requests, queue.max_tokens, queue.max_retries, elastic
+    moves = config.fleet.drain == "move"
+    rules = config.handoff.max_share, config.handoff.max_ratio, moves, longest
+    if config.fleet.mode == "disaggregated":
+        return DisaggregatedRouter(*common, config.decode_route, *rules)
+    return HandoffRouter(*common, *rules) if moves else Router(*common, longest)
 
 
 def nic_bytes_per_s(config: Config, node: Node) -> float:

@@ -22,6 +22,7 @@ from msgspec import Struct
 from squall.core.actions import AnyAction
 from squall.core.controller import Controller
 from squall.core.disaggregated import DisaggregatedRouter
+from squall.core.handoff_router import HandoffRouter
 from squall.core.events import AnyEvent
 from squall.core.machine import Machine
 from squall.core.pipeline import PipelinedReplica
@@ -150,8 +151,10 @@ def describe(machine: Machine) -> Created:
             names: tuple[str, ...] = (
                 "policy", "max_queued_requests", "max_queued_tokens", "max_retries", "elastic", "max_model_len",
             )  # fmt: skip
+            if isinstance(machine, HandoffRouter):
+                names += ("max_share", "max_ratio", "moves")
             if isinstance(machine, DisaggregatedRouter):
-                names += ("decode_policy", "max_share", "max_ratio")
+                names += ("decode_policy",)
         case Controller():
             names = ("plan", "scale", "load")
         case PipelinedReplica():

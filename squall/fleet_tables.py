@@ -60,6 +60,10 @@ class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
 
     mode: Literal["colocated", "disaggregated"] = "colocated"
     replicas: Count | Replicas = 1  # of a colocated fleet
+
+    `drain` says what becomes of the requests of a replica that goes: it finishes them, or moves them to others with their KV. A
+    move costs its request a gap between two tokens and the links some bytes; waiting costs the GPU up to a longest answer. Fleets
+    shrink when little is asked of them and most answers take seconds, so waiting is the default.
     prefill: Count | Replicas = 1  # of a disaggregated one
     decode: Count | Replicas = 1
     up_interval_s: Annotated[float, Meta(ge=0.001)] = (
@@ -72,6 +76,7 @@ class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def bounds(self) -> dict[Role, Bounds]:
+    drain: Literal["wait", "move"] = "wait"
         """Of every role of the fleet."""
         if self.pools:
             return {Role.BOTH: _bounds(sum(pool.replicas for pool in self.pools))}

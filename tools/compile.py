@@ -28,6 +28,7 @@ HOT = (
     "squall/core/groups",
     "squall/core/handoff",
     "squall/core/handoff_queue",
+    "squall/core/handoff_router",
     "squall/core/handoff_source",
     "squall/core/handoff_target",
     "squall/core/horizon",

@@ -1,7 +1,7 @@
 """The router of a disaggregated fleet: prompts go to prefill replicas, and from there to decode replicas.
 
-Who serves what is here: where replicas of a role are found and counted, what becomes of one that changes it, and which role has to
-wait for the other one at the end. How requests are handed on is in `HandoffRouter`.
+Who serves what is here: where replicas of a role are found and counted, what becomes of one that changes it, and which role has
+to wait for the other one at the end. How requests are handed on is in `HandoffRouter`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ class DisaggregatedRouter(HandoffRouter):
         max_share: float = 1.0,
         max_ratio: float = 2.0,
         moves: bool = False,
+        max_model_len: int | None = None,
     ) -> None:
-        super().__init__(policy, max_queued_requests, max_queued_tokens, max_retries, elastic, max_share, max_ratio, moves)
+        rules = max_share, max_ratio, moves, max_model_len
+        super().__init__(policy, max_queued_requests, max_queued_tokens, max_retries, elastic, *rules)
         self.decode_policy = decode_policy
         self._handoffs = HandoffQueue(index_of(decode_policy), max_share, max_ratio)
 

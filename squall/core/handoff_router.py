@@ -65,8 +65,9 @@ class HandoffRouter(Router):
         max_share: float = 1.0,
         max_ratio: float = 2.0,
         moves: bool = True,
+        max_model_len: int | None = None,
     ) -> None:
-        super().__init__(policy, max_queued_requests, max_queued_tokens, max_retries, elastic)
+        super().__init__(policy, max_queued_requests, max_queued_tokens, max_retries, elastic, max_model_len)
         self.max_share = max_share
         self.max_ratio = max_ratio
         self.moves = moves

@@ -17,6 +17,7 @@ from squall.core.controller import Controller
 from squall.core.disaggregated import DisaggregatedRouter
 from squall.core.events import AnyEvent
 from squall.core.fleet_plan import FleetPlan
+from squall.core.handoff_router import HandoffRouter
 from squall.core.machine import Machine
 from squall.core.pipeline import PipelinedReplica
 from squall.core.replica import Replica
@@ -31,6 +32,7 @@ from squall.policies.scale import Scale
 
 KINDS: Mapping[str, tuple[Callable[..., Machine], Mapping[str, Any]]] = {
     "Router": (Router, {"policy": Route}),
+    "HandoffRouter": (HandoffRouter, {"policy": Route}),
     "DisaggregatedRouter": (DisaggregatedRouter, {"policy": Route, "decode_policy": Route}),
     "Controller": (Controller, {"scale": Scale, "load": Load | None, "plan": FleetPlan}),
     "Replica": (Replica, {"policy": Batching}),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from squall.core.controller import Controller
 from squall.core.disaggregated import DisaggregatedRouter
 from squall.core.events import AnyEvent, NodeDown, NodeUp, ReplicaLost, ReplicaStopped
 from squall.core.fleet_view import ScaleView, Wanted
+from squall.core.handoff_router import HandoffRouter
 from squall.core.lifecycle import Phase
 from squall.core.machine import Machine
 from squall.core.metrics import Outcome, RunRecord
@@ -87,7 +88,7 @@ class Seen(Ground, frozen=True):
         return found
 
 
-def case(seed: int, mode: str, *, live: bool, seconds: int = SECONDS) -> Case:
+def case(seed: int, mode: str, *, live: bool, seconds: int = SECONDS, drain: Literal["wait", "move"] = "wait") -> Case:
     rng = Random(f"chaos {seed} {mode} {live}")
     roles = [Role.BOTH] if mode == "colocated" else [Role.PREFILL, Role.DECODE]
     batching: list[Any] = [Vllm(64, 2048, False), Vllm(32, 512), Sarathi(64, 256), LightLlm(64, 2048), VllmV0(64, 2048)]
@@ -97,9 +98,9 @@ def case(seed: int, mode: str, *, live: bool, seconds: int = SECONDS) -> Case:
     some = Replicas(1, 3, rng.randint(1, 2))
     damping = {"up_interval_s": 0.05, "down_window_s": rng.choice([0.2, 2.0]), "idle_ttl_s": 0.2, "start_timeout_s": 60.0}
     if mode == "colocated":
-        fleet = Fleet(replicas=Replicas(1, 5, rng.randint(1, 2)), **damping)  # type: ignore[arg-type]
+        fleet = Fleet(replicas=Replicas(1, 5, rng.randint(1, 2)), drain=drain, **damping)  # type: ignore[arg-type]
     else:
-        fleet = Fleet("disaggregated", prefill=some, decode=some, **damping)  # type: ignore[arg-type]
+        fleet = Fleet("disaggregated", prefill=some, decode=some, drain=drain, **damping)  # type: ignore[arg-type]
     wishes = [
         (rng.randrange(1000 * seconds), rng.choice(roles), rng.randint(1, 5))
         for _ in range(rng.randint(3, 12) * seconds // SECONDS)
@@ -112,7 +113,7 @@ def case(seed: int, mode: str, *, live: bool, seconds: int = SECONDS) -> Case:
         scale=Wishes(tuple(sorted(wishes, key=lambda wish: wish[0]))),  # type: ignore[arg-type]
         load=rng.choice(loads),
         batching=rng.choice(batching),
-        handoff=Handoff(rng.choice([None, None, 0.02]), rng.choice([1.0, 3.0])),
+        handoff=Handoff(rng.choice([None, None, 0.02]), max_share=rng.choice([1.0, 3.0])),
         faults=tuple(_fault(rng, seconds) for _ in range(rng.randint(0, 5) * seconds // SECONDS)),
         startup=Startup(capture_s=rng.choice([0.0, 0.3]), process_s=rng.choice([0.0, 0.2]), stop_s=rng.choice([0.0, 0.1])),
     )
@@ -267,6 +268,7 @@ def check_nothing_is_held(of: Case, played: Played) -> None:
         assert (demand.num_queued, demand.num_queued_tokens, demand.num_waiting, demand.num_waiting_tokens) == (0, 0, 0, 0)
         assert (demand.num_running, demand.num_promised_tokens) == (0, 0)
     assert isinstance(router, DisaggregatedRouter) == (of.config.fleet.mode == "disaggregated")
+    assert isinstance(router, HandoffRouter) == (of.config.fleet.mode == "disaggregated" or of.config.fleet.drain == "move")
     for roads in played.ground.made:
         assert not [flow for flow in roads.network._flows if flow < 0], "KV is still on its way"
 
