@@ -109,7 +109,7 @@ class Blitz(Struct, frozen=True, tag_field="kind", tag="blitz", forbid_unknown_f
         if Role.BOTH in view.roles:
             counted = present(view.roles[Role.BOTH])
             target = _both(self._prefill_rate(seen, capacity), self._decode_memory(seen, capacity))
-            target = self._kept(replace(target, one_by_one=self.original), view, capacity)
+            target = replace(target, one_by_one=True) if self.original else self._kept(target, view, capacity)
             return Wanted({Role.BOTH: counted + target.step(counted)}, target.why)
         if capacity.transfer_tokens_per_s <= 0:
             return stay(view, "nobody knows how fast KV leaves a replica")
@@ -147,7 +147,9 @@ class Blitz(Struct, frozen=True, tag_field="kind", tag="blitz", forbid_unknown_f
         kv = _target(seen.leaving_tokens, leaves, self.migration_lower_s, self.migration_upper_s, why)
         prefill_kv = Target(kv.fewest, kv.fewest, why) if self.original else kv
         prefill, decode = _both(self._prefill_rate(seen, capacity), prefill_kv), _both(self._decode_memory(seen, capacity), kv)
-        return replace(prefill, one_by_one=self.original), replace(decode, one_by_one=self.original)
+        if self.original:
+            return replace(prefill, one_by_one=True), replace(decode, one_by_one=True)
+        return prefill, decode
 
     def _prefill_rate(self, seen: Demand, capacity: Capacity) -> Target:
         why = f"prompts that wait: {seen.prompt_tokens} tokens"
