@@ -21,11 +21,12 @@ from squall.live.launch import LocalLauncher
 from squall.live.models import find
 from squall.live.plan import served_plan
 from squall.live.rpc.client import ReplicaClient
-from squall.live.rpc.convert import WeightsMoved
+from squall.live.rpc.convert import Peer, WeightsMoved
 from squall.live.served import served_model
 from squall.live.transport.segment import HostCopies
 from squall.twin.observe import observe
 from tests.live.checkpoints import SIZES, write_checkpoint
+from tests.live.transport.conftest import NIXL
 
 PROMPTS = [tuple(range(start, start + 12)) for start in range(10, 250, 12)]
 SHARED, COPIES = Path("/dev/shm"), f"squall-{os.getuid()}-*"
@@ -45,13 +46,18 @@ class Fleet:
         self.launcher = launcher
         self.most = most
         self.moves: dict[int, list[WeightsMoved]] = {}
-        keep = head.moved
+        self.addresses: dict[int, tuple[str, ...]] = {}
+        keep, reachable = head.moved, head.reachable
 
         def heard(client: ReplicaClient, moved: WeightsMoved) -> None:
             self.moves.setdefault(client.replica, []).append(moved)
             keep(client, moved)
 
-        head.moved = heard  # type: ignore[method-assign]
+        def told(client: ReplicaClient, peer: Peer) -> None:
+            self.addresses[client.replica] = peer.addresses
+            reachable(client, peer)
+
+        head.moved, head.reachable = heard, told  # type: ignore[method-assign]
 
     def phases(self) -> dict[int, str]:
         return {replica.replica: replica.phase for replica in self.head.stats().replicas}
@@ -185,6 +191,19 @@ async def test_the_other_ways(model: Path, tmp_path: Path, kind: str) -> None:
             await fleet.ready(2)
             assert [move.kind for move in fleet.moves[2]] == [kind]  # in the next free slot
     assert not set(SHARED.glob(COPIES)) - others
+
+
+@pytest.mark.parametrize(
+    ("transport", "ways"), [("auto", {"shm", "tcp"}), ("tcp", {"tcp"}), pytest.param("nixl", {"nixl"}, marks=NIXL)]
+)
+async def test_the_configuration_says_what_carries_the_bytes(model: Path, tmp_path: Path, transport: str, ways: set[str]) -> None:
+    async with serving(model, tmp_path / "run", "load.kind=p2p", f"serve.transport={transport}", most=2) as fleet:
+        alone = await fleet.answers(8)
+        fleet.head.want(Role.BOTH, 2)
+        await fleet.ready(2)
+        assert [move.kind for move in fleet.moves[1]] == ["p2p"]
+        assert {address.partition("://")[0] for told in fleet.addresses.values() for address in told} == ways
+        assert await fleet.answers(8) == alone
 
 
 async def test_two_get_stripes_from_two(model: Path, tmp_path: Path) -> None:
