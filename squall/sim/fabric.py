@@ -144,25 +144,12 @@ class Fabric(Struct, frozen=True):
         twin = node * self.node.num_gpus + gpu % self.node.num_gpus
         return *dram, *self._host_link(twin, "down"), *self._across(self.nic_of(twin), twin, gpu), f"gpu{gpu}.pcie.in"
 
-    def gpu_to_host(self, gpu: int, node: int) -> Path:
-        """Into a node's DRAM: KV that is put aside, or the copy of the weights that is kept."""
-        if node == self.node_of(gpu):
-            return f"gpu{gpu}.pcie.out", *self._host_link(gpu, "up")
-        twin = node * self.node.num_gpus + gpu % self.node.num_gpus
-        return f"gpu{gpu}.pcie.out", *self._across(self.nic_of(gpu), gpu, twin), *self._host_link(twin, "up")
-
     def ssd_to_gpu(self, gpu: int) -> Path:
         """From the disks of the GPU's own node."""
         return f"node{self.node_of(gpu)}.ssd", f"gpu{gpu}.ssd", *self._host_link(gpu, "down"), f"gpu{gpu}.pcie.in"
 
-    def ssd_to_host(self, node: int) -> Path:
-        return (f"node{node}.ssd",)
-
     def store_to_gpu(self, gpu: int) -> Path:
         return f"node{self.node_of(gpu)}.store", *self._host_link(gpu, "down"), f"gpu{gpu}.pcie.in"
-
-    def store_to_host(self, node: int) -> Path:
-        return (f"node{node}.store",)
 
     def _across(self, nic: str, source: int, target: int) -> Path:
         """From node to node."""

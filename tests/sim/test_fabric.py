@@ -67,7 +67,6 @@ def test_paths_of_cluster_a() -> None:
     )
     assert fabric.host_to_gpu(0, 3) == ("node0.host1.down", "gpu3.pcie.in")
     assert fabric.host_to_gpu(1, 3) == ("node1.host1.down", "node1.nic3.out", "node0.nic3.in", "gpu3.pcie.in")
-    assert fabric.gpu_to_host(3, 1) == ("gpu3.pcie.out", "node0.nic3.out", "node1.nic3.in", "node1.host1.up")
     assert fabric.ssd_to_gpu(9) == ("node1.ssd", "gpu9.ssd", "node1.host0.down", "gpu9.pcie.in")
     assert fabric.store_to_gpu(9) == ("node1.store", "node1.host0.down", "gpu9.pcie.in")
 
@@ -120,10 +119,7 @@ def test_every_path_of_every_machine_is_made_of_its_links_each_once(name: str) -
     paths = [fabric.gpu_to_gpu(source, target) for source, target in itertools.product(gpus, repeat=2)]
     for gpu in gpus:
         paths += [fabric.store_to_gpu(gpu)] + [fabric.host_to_gpu(node, gpu) for node in range(3)]
-        paths += [fabric.gpu_to_host(gpu, node) for node in range(3)]
         paths += [fabric.ssd_to_gpu(gpu)] if NODES[name].ssd_bandwidth else []
-    for node in range(3):
-        paths += [fabric.store_to_host(node), fabric.ssd_to_host(node)]
     for path in paths:
         assert len(set(path)) == len(path)
         assert all(links[link] > 0 for link in path)
