@@ -22,12 +22,12 @@ from squall.report.run import place_for
 from squall.search.answers import best, for_rate, repriced, summary_line, what_if
 from squall.search.cluster import Cluster
 from squall.search.conduct import Conductor, size_of
-from squall.search.output import Answers, at_capacity, flag_lines, read, write
+from squall.search.output import Answers, best_config, flag_lines, read, write
 from squall.search.pool import Inline, Processes, Workers
 from squall.search.prices import named, price_of, refuse_strangers, refuse_unused, tried
 from squall.search.result import Result
 from squall.search.setting import Workshop
-from squall.search.space import shown, usual_space, value_at, with_choice
+from squall.search.space import shown, usual_space, value_at
 from squall.search.spec import Search, limit, read_search
 from squall.search.store import Store, code_version
 from squall.search.tables import best_lines, frontier_lines, miss_lines, what_if_lines
@@ -254,9 +254,7 @@ def told(answers: Answers, rate: float | None, sample: Any) -> Iterator[str]:
     yield from _loss_lines(answers)
     if rate is not None:
         yield from _fleet_lines(results, rate)
-    first = answers.finalists[0].result
-    config = from_tree("best configuration", with_choice(answers.tree, first.choice))
-    yield from flag_lines(at_capacity(config, sample, first.capacity_rps))
+    yield from flag_lines(best_config(answers.tree, answers.finalists[0].result, sample))
 
 
 def reasons(results: Sequence[Result]) -> Iterator[str]:

@@ -29,6 +29,7 @@ class Sample(Struct, frozen=True):
         num_prompt_tokens, num_output_tokens: of all of them.
         context: tokens that decodes attend to, summed over all steps of all requests.
         digest: of the content: two samples with the same one are the same.
+        whole: whether it is all of its workload.
     """
 
     requests: tuple[OfferedRequest, ...]
@@ -37,6 +38,12 @@ class Sample(Struct, frozen=True):
     num_output_tokens: int
     context: int
     digest: str
+    whole: bool = True
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its requests are arrivals and lengths, and know of nothing else."""
+        return all(not request.block_hashes and request.after < 0 and request.session == 0 for request in self.requests)
 
     @property
     def num_gaps(self) -> int:
@@ -120,7 +127,7 @@ def steady(requests: Sequence[OfferedRequest], count: int, warm_up: int) -> Samp
         taken = [
             replace(other, id=one.id, arrived_at=one.arrived_at) for one, other in zip(taken, spread, strict=True)
         ]  # fmt: skip
-    sample = sample_of(taken)
+    sample = replace(sample_of(taken), whole=len(taken) == len(requests))
     if not sample.rate_rps:
         raise ConfigError(
             'workload: all requests arrive at once, so there is no rate to search for; give it arrivals such as kind = "poisson"'

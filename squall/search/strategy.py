@@ -23,7 +23,7 @@ SCOUTED = 0.125
 LEADS = 0.1
 """Of the highest bound; whoever does not reach that much leads nobody, and its capacity is of no interest yet."""
 
-SCOUTS = 128
+SCOUTS = 2048
 """Configurations that are looked at so, from all over the bounds."""
 
 WORTH_SCOUTING = 4
