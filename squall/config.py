@@ -18,7 +18,17 @@ import tomli_w
 from msgspec import Meta, Struct, field
 
 from squall.errors import ConfigError
-from squall.fleet_tables import Capacities, Fault, Fleet, Handoff, Hazards, Startup, faults_mistake, fleet_mistake
+from squall.fleet_tables import (
+    Capacities,
+    Fault,
+    Fleet,
+    Handoff,
+    Hazards,
+    Startup,
+    faults_mistake,
+    fleet_mistake,
+    policies_mistake,
+)
 from squall.mistakes import explain, kind_of, shown
 from squall.policies.batching import Batching, Vllm
 from squall.policies.load import Disk, Load
@@ -268,12 +278,13 @@ def from_tree(where: str, tree: dict[str, Any]) -> Config:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {explain(str(error), tree, Config)}") from None
+    config = msgspec.structs.replace(config, **{name: _own_policy(where, name, table) for name, table in own.items()})
     mistake = fleet_mistake(config.fleet, config.cluster, config.replica)
     mistake = mistake or faults_mistake(config.faults, config.fleet, config.cluster, config.replica)
+    mistake = mistake or policies_mistake(config.fleet, config.scale, config.load)
     if mistake is not None:
         raise ConfigError(f"{where}: {mistake}")
-    policies = {name: _own_policy(where, name, table) for name, table in own.items()}
-    return msgspec.structs.replace(config, **policies) if policies else config
+    return config
 
 
 def _complete_pools(tree: dict[str, Any]) -> None:

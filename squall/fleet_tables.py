@@ -6,14 +6,18 @@ Knows of no policy what it does, and no hardware catalogue. `config` puts them i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Final, Literal, Protocol
 
 from msgspec import Meta, Struct
 
 from squall.core.fleet_plan import Bounds
 from squall.core.types import Role
 from squall.policies.batching import Batching
+from squall.policies.scale import Schedule
 from squall.quantities import Count, Delay, Fraction, NotNegative, Rate, Seconds
+
+NAMES: Final = {Role.BOTH: "replicas", Role.PREFILL: "prefill", Role.DECODE: "decode"}
+"""The keys of roles, in `[fleet]` and in the steps of a schedule."""
 
 
 class Replicas(Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,14 +60,14 @@ class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
 
     The last four keys damp every scale policy: how soon it may want more again, over how long it must have wanted fewer, how long
     a replica without work keeps its weights, and after how long one that does not come up is given up.
-    """
-
-    mode: Literal["colocated", "disaggregated"] = "colocated"
-    replicas: Count | Replicas = 1  # of a colocated fleet
 
     `drain` says what becomes of the requests of a replica that goes: it finishes them, or moves them to others with their KV. A
     move costs its request a gap between two tokens and the links some bytes; waiting costs the GPU up to a longest answer. Fleets
     shrink when little is asked of them and most answers take seconds, so waiting is the default.
+    """
+
+    mode: Literal["colocated", "disaggregated"] = "colocated"
+    replicas: Count | Replicas = 1  # of a colocated fleet
     prefill: Count | Replicas = 1  # of a disaggregated one
     decode: Count | Replicas = 1
     up_interval_s: Annotated[float, Meta(ge=0.001)] = (
@@ -72,17 +76,22 @@ class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
     down_window_s: Seconds = 30.0
     idle_ttl_s: Seconds = 1.0  # BlitzScale's templates: 0.333 s on one GPU, up to 1.5 s on four
     start_timeout_s: Seconds = 600.0
+    drain: Literal["wait", "move"] = "wait"
     pools: tuple[Pool, ...] = ()  # of a colocated fleet whose replicas are not alike, instead of `replicas`
 
     @property
     def bounds(self) -> dict[Role, Bounds]:
-    drain: Literal["wait", "move"] = "wait"
         """Of every role of the fleet."""
         if self.pools:
             return {Role.BOTH: _bounds(sum(pool.replicas for pool in self.pools))}
         if self.mode == "colocated":
             return {Role.BOTH: _bounds(self.replicas)}
         return {Role.PREFILL: _bounds(self.prefill), Role.DECODE: _bounds(self.decode)}
+
+    @property
+    def moves_kv(self) -> bool:
+        """KV of requests goes from one replica to another."""
+        return self.mode == "disaggregated" or self.drain == "move"
 
     @property
     def num_initial(self) -> int:
@@ -240,7 +249,7 @@ def fleet_mistake(fleet: Fleet, cluster: _Cluster, replica: _Replica) -> str | N
         if getattr(fleet, name) != 1:
             used = "fleet.replicas" if fleet.mode == "colocated" else "fleet.prefill and fleet.decode"
             return f"fleet.{name} means nothing where fleet.mode = {fleet.mode!r}; there it is {used}"
-    names = {Role.BOTH: "fleet.replicas", Role.PREFILL: "fleet.prefill", Role.DECODE: "fleet.decode"}
+    names = {role: f"fleet.{name}" for role, name in NAMES.items()}
     for role, bounds in fleet.bounds.items():
         if bounds.minimum > bounds.maximum:
             return f"{names[role]}: min = {bounds.minimum} is more than max = {bounds.maximum}; lower min or raise max"
@@ -263,4 +272,31 @@ def fleet_mistake(fleet: Fleet, cluster: _Cluster, replica: _Replica) -> str | N
         have = f"{cluster.nodes} x {cluster.gpus_per_node} GPUs have place for {slots}"
         of = f"replicas of {gpus} GPU{'s' if gpus > 1 else ''}"
         return f"[fleet] may grow to {most} {of}, and {have}; raise cluster.nodes, or lower the most replicas"
+    return None
+
+
+def policies_mistake(fleet: Fleet, scale: object, load: object) -> str | None:
+    """A policy that has nothing to decide in such a fleet, or decides for roles or numbers that it does not have."""
+    name = ", ".join(f"fleet.{NAMES[role]}" for role in fleet.bounds)
+    if fleet.pools and getattr(load, "live", False):
+        return "load.live means nothing beside [[fleet.pools]], which load nothing; leave it out"
+    if not any(bounds.minimum < bounds.maximum for bounds in fleet.bounds.values()) and not getattr(scale, "constant", False):
+        fix = "pools do not scale" if fleet.pools else f"give {name} bounds, such as {{ min = 1, max = 4 }}"
+        return f"scale.kind means nothing in a fleet of a fixed size; {fix}, or leave [scale] out"
+    return _schedule_mistake(fleet, scale) if isinstance(scale, Schedule) else None
+
+
+def _schedule_mistake(fleet: Fleet, schedule: Schedule) -> str | None:
+    for index, step in enumerate(schedule.steps):
+        for role, key in NAMES.items():
+            count, bounds = step.count(role), fleet.bounds.get(role)
+            where = f"scale.steps[{index}].{key} = {count}"
+            if count is None:
+                continue
+            if bounds is None:
+                right = " and ".join(NAMES[other] for other in fleet.bounds)
+                return f"{where} means nothing where fleet.mode = {fleet.mode!r}; there it is {right}"
+            if not bounds.minimum <= count <= bounds.maximum:
+                within = f"from min = {bounds.minimum} to max = {bounds.maximum}"
+                return f"{where} is out of the bounds of fleet.{key}; choose a number {within}, or change these"
     return None

@@ -80,6 +80,53 @@ def test_a_fleet_that_cannot_be_meant_is_one_line_with_the_key_and_the_fix(setti
     assert "\n" not in str(caught.value)
 
 
+GROWS = "fleet.replicas={min=1, max=4}"
+ROLES = ["fleet.mode=disaggregated", "fleet.prefill={min=1, max=4}"]
+
+
+def step(numbers: str) -> str:
+    return f'scale={{kind="schedule", steps=[{{at_s=0, {numbers}}}]}}'
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["scale.kind=ttft"], "scale.kind means nothing in a fleet of a fixed size; give fleet.replicas bounds, such as"),
+        (
+            ["fleet.mode=disaggregated", "scale.kind=blitz"],
+            "give fleet.prefill, fleet.decode bounds, such as { min = 1, max = 4 }",
+        ),
+        (["fleet.pools=[{replicas=2}]", "scale.kind=ttft"], "pools do not scale, or leave [scale] out"),
+        (["fleet.pools=[{replicas=2}]", "load={kind='chain', live=true}"], "load.live means nothing beside [[fleet.pools]]"),
+        (
+            [GROWS, step("prefill=2")],
+            "scale.steps[0].prefill = 2 means nothing where fleet.mode = 'colocated'; there it is replicas",
+        ),
+        (
+            [*ROLES, step("replicas=2")],
+            "scale.steps[0].replicas = 2 means nothing where fleet.mode = 'disaggregated'; there it is",
+        ),
+        (
+            [GROWS, step("replicas=5")],
+            "scale.steps[0].replicas = 5 is out of the bounds of fleet.replicas; choose a number from min",
+        ),
+        ([*ROLES, step("prefill=0")], "scale.steps[0].prefill = 0 is out of the bounds of fleet.prefill"),
+    ],
+)
+def test_a_policy_without_anything_to_decide_is_refused_with_the_key_and_the_fix(settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(None, settings)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings", [["load={kind='chain', live=true}"], [GROWS, "scale.kind=ttft"], [GROWS, step("replicas=4")]]
+)
+def test_what_means_something_is_taken(settings: list[str]) -> None:
+    """A fixed fleet loads, too: in place of a replica that is lost."""
+    load(None, settings)
+
+
 def test_roles_share_the_gpus() -> None:
     """Each may take all that the other's fewest leave."""
     apart = ["cluster.gpu=h100-sxm", "fleet.mode=disaggregated", "fleet.prefill={min=1, max=7}"]
