@@ -125,10 +125,15 @@ class LiveRoutes:
         """To the front of the queue; nobody has lost it."""
         router = self._router
         router._step(entry.request.id, backend, "replica lost")
-        backend.demand.num_promised_tokens -= entry.num_tokens
-        backend.demand.num_waiting -= 1
-        backend.demand.num_waiting_tokens -= entry.request.num_prompt_tokens
+        demand = backend.demand
+        demand.num_promised_tokens -= entry.num_tokens
+        if entry.started:
+            demand.num_running -= 1
+        else:
+            demand.num_waiting -= 1
+            demand.num_waiting_tokens -= entry.request.num_prompt_tokens
         entry.backend = None
+        entry.started = False
         if entry.phase is RequestPhase.CANCELLED:
             del router._entries[entry.request.id]
             return
@@ -137,6 +142,9 @@ class LiveRoutes:
 
     @staticmethod
     def _leave(entry: Entry, backend: Backend) -> None:
-        backend.num_waiting -= 1
+        if entry.started:
+            backend.num_running -= 1
+        else:
+            backend.num_waiting -= 1
         backend.num_tokens -= entry.request.num_prompt_tokens
         backend.num_promised -= entry.num_tokens

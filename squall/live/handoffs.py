@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from squall.core.actions import Hold, Join, Reserve, SendKv
-from squall.core.events import AnyEvent, Cancelled, Dropped, KvFailed, KvSent, Offered
+from squall.core.events import AnyEvent, Cancelled, Disowned, Dropped, KvFailed, KvSent, Offered
 from squall.core.types import MachineId, Nanos, ReplicaId, RequestId
 from squall.live.engine.interface import Job
 from squall.live.kv_way import KvWay, Taking
@@ -46,6 +46,10 @@ class Desk(Protocol):
         """Send it to its receiver."""
         ...
 
+    def awaits(self, request: RequestId) -> bool:
+        """The machine has an offer of it and no blocks for it yet."""
+        ...
+
 
 class _Sending(Struct):
     action: SendKv
@@ -71,7 +75,7 @@ class Handoffs:
         self._blocks: dict[RequestId, tuple[int, ...]] = {}  # of those whose KV is to come
         self._reserving: dict[RequestId, list[KvOffer]] = {}  # that the engine has not given blocks yet
         self._takings: dict[RequestId, list[Taking]] = {}
-        self._sendings: dict[RequestId, _Sending] = {}
+        self._sendings: dict[tuple[RequestId, ReplicaId], _Sending] = {}  # a request may be on its way in vain, and once more
 
     # -- actions
 
@@ -87,7 +91,7 @@ class Handoffs:
                 self._desk.in_engine(lambda: self._resume(requests, group))
             case SendKv():
                 sending = _Sending(action, secrets.randbits(63), time.monotonic_ns())
-                self._sendings[action.request] = sending
+                self._sendings[action.request, action.to] = sending
                 self._way.send(action, sending.number, self)
 
     def _resume(self, requests: Sequence[RequestId], group: int) -> None:
@@ -171,18 +175,19 @@ class Handoffs:
 
     def heard(self, event: AnyEvent) -> None:
         """Called once the machine was given `event`."""
-        if not isinstance(event, (Cancelled, Dropped, KvFailed)):
+        if not isinstance(event, (Cancelled, Disowned, Dropped, KvFailed)):
             return
         if isinstance(event, Dropped):
             self._end(event.request, event.by, KvFailed(event.request, event.by))
         # The machine forgets an offer without blocks when its client, or an end of it, is gone, and nobody is told.
-        forgotten = [(key, job) for key, job in self._jobs.items() if key[0] == event.request]
+        about = event.requests if isinstance(event, Disowned) else (event.request,)
+        forgotten = [(key, job) for key, job in self._jobs.items() if key[0] in about]
         if forgotten:
             asyncio.get_running_loop().call_soon(self._drop_jobs, forgotten)  # behind the machine
 
     def _drop_jobs(self, forgotten: Sequence[tuple[tuple[RequestId, int], Job]]) -> None:
         for key, job in forgotten:
-            if self._jobs.get(key) is job:
+            if self._jobs.get(key) is job and not self._desk.awaits(key[0]):
                 del self._jobs[key]
 
     # -- as a source
@@ -211,14 +216,13 @@ class Handoffs:
             self._end(what[0], sending.action.to, KvFailed(what[0], sending.action.to))
 
     def _current(self, request: RequestId, number: int) -> _Sending | None:
-        sending = self._sendings.get(request)
-        return sending if sending is not None and sending.number == number else None
+        sendings = self._sendings.items()
+        return next((sending for key, sending in sendings if key[0] == request and sending.number == number), None)
 
     def _end(self, request: RequestId, to: ReplicaId, event: KvSent | KvFailed) -> None:
         """What is being sent to that replica ends so; nothing where it has ended before."""
-        sending = self._sendings.get(request)
-        if sending is not None and sending.action.to == to:
-            del self._sendings[request]
+        sending = self._sendings.pop((request, to), None)
+        if sending is not None:
             self._way.withdraw(sending.number)
             self._desk.ended(event)
 

@@ -23,7 +23,7 @@ DEFAULT_TTL_S = 300.0
 """How long a machine keeps a copy that nobody uses, where the load policy says nothing of it."""
 
 Ways = Callable[[ReplicaId, Engine], tuple[Way, KvWay | None]]
-"""How the weights of an engine come, and how its KV moves where prefill and decode are apart."""
+"""How the weights of an engine come, and how its KV moves where it does."""
 
 MakeHost = Callable[[ReplicaId, EventLog | None], Host]
 
@@ -57,7 +57,7 @@ def _predicted(config: Config, model: ServedModel) -> Ways:
     from squall.live.predicted_way import PredictedWay, Prices
 
     is_elastic = served_plan(config, model).is_elastic
-    moves = config.fleet.mode == "disaggregated"
+    moves = config.fleet.moves_kv
     prices = Prices.of(config, emulated_plan(config, model), accelerator(config)) if is_elastic or moves else None
 
     def make(replica: ReplicaId, engine: Engine) -> tuple[Way, KvWay | None]:
@@ -87,8 +87,8 @@ def _arena(config: Config, model: ServedModel, token: str, listen: str) -> Ways:
         local, nixl = serve.transport == "auto", serve.transport == "nixl"
         connect = partial(Endpoint, f"replica {replica}", token, listen=f"{host}:0", gbps=gbps, local=local, nixl=nixl)
         kv = None
-        if config.fleet.mode == "disaggregated":
-            kv = PulledKv(replica, engine, lambda on_notify: connect(on_notify=on_notify))
+        if config.fleet.moves_kv:
+            kv = PulledKv(replica, engine, lambda on_notify: connect(on_notify=on_notify), config.handoff.max_transfers)
         endpoint = connect() if kv is None else kv.endpoint
 
         def way(filled: Filled) -> ArenaWay:

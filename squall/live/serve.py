@@ -133,10 +133,13 @@ def _launcher(config: Config, directory: Path, logs: Path) -> LocalLauncher:
 
 def _plan(config: Config, model: ServedModel) -> FleetPlan:
     """What the fleet stands on."""
-    if config.fleet.mode == "disaggregated" and config.serve.engine == "torch" and config.serve.device != "cpu":
+    if config.fleet.moves_kv and config.serve.engine == "torch" and config.serve.device != "cpu":
+        given, instead = 'fleet.drain = "move"', '"wait"'
+        if config.fleet.mode == "disaggregated":
+            given, instead = 'fleet.mode = "disaggregated"', '"colocated" with fleet.replicas'
         raise ConfigError(
-            f'fleet.mode = "disaggregated" with serve.device = {config.serve.device!r}: KV leaves only a CPU\'s pool so far; '
-            'use serve.device = "cpu", or "colocated" with fleet.replicas'
+            f"{given} with serve.device = {config.serve.device!r}: KV leaves only a CPU's pool so far; "
+            f'use serve.device = "cpu", or {instead}'
         )
     if config.serve.engine == "torch":
         from squall.live.engine.build import refuse_uneven

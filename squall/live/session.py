@@ -241,7 +241,8 @@ class Session:
 
     def _moving(self, what: object) -> Handoffs:
         if self._handoffs is None:
-            raise ValueError(f"{type(what).__name__}: KV does not move here; fleet.mode is not disaggregated")
+            where = "neither is fleet.mode 'disaggregated' nor fleet.drain 'move'"
+            raise ValueError(f"{type(what).__name__}: KV does not move here; {where}")
         return self._handoffs
 
     def tell(self, to: MachineId, event: AnyEvent) -> None:
@@ -286,6 +287,10 @@ class Session:
     def ended(self, event: AnyEvent) -> None:
         if self._driver is not None:
             self._driver.post(self._host.replica, event, Priority.END)
+
+    def awaits(self, request: RequestId) -> bool:
+        moving = None if self._machine is None else self._machine.handoffs
+        return moving is not None and moving.awaits(request)
 
     def offer(self, offer: KvOffer) -> None:
         self._put(pb.FromReplica(kv_offer=convert.to_message(offer)))

@@ -94,7 +94,7 @@ def bare_ground(config: Config) -> Ground:
 def ground(config: Config, model: ModelSpec, gpu: Gpu, latency: LatencyModel, num_blocks: int) -> Ground:
     """The cluster of the configuration, with its links. A fixed fleet in which nothing breaks or is sent needs none of them."""
     breaks = bool(config.faults or config.hazards.replica_per_hour or config.hazards.node_per_hour)
-    sends = config.fleet.mode == "disaggregated" and config.handoff.delay_s is None
+    sends = config.fleet.moves_kv and config.handoff.delay_s is None
     if not plain_plan(config).is_elastic and not breaks and not sends:
         return bare_ground(config)
     cluster, gpus = config.cluster, config.replica.tp * config.replica.pp
