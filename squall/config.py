@@ -29,6 +29,7 @@ from squall.fleet_tables import (
     fleet_mistake,
     policies_mistake,
 )
+from squall.launch_tables import Launcher, launcher_mistake
 from squall.mistakes import explain, kind_of, shown
 from squall.policies.batching import Batching, Vllm
 from squall.policies.load import Disk, Load
@@ -202,6 +203,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     scale: Scale = field(default_factory=Fixed)
     load: Load = field(default_factory=Disk)
     startup: Startup = field(default_factory=Startup)
+    launcher: Launcher = field(default_factory=Launcher)
     capacity: Capacities = field(default_factory=Capacities)
     faults: tuple[Fault, ...] = ()
     hazards: Hazards = field(default_factory=Hazards)
@@ -282,6 +284,7 @@ def from_tree(where: str, tree: dict[str, Any]) -> Config:
     mistake = fleet_mistake(config.fleet, config.cluster, config.replica)
     mistake = mistake or faults_mistake(config.faults, config.fleet, config.cluster, config.replica)
     mistake = mistake or policies_mistake(config.fleet, config.scale, config.load)
+    mistake = mistake or launcher_mistake(config.launcher, config.fleet, config.replica.tp * config.replica.pp)
     if mistake is not None:
         raise ConfigError(f"{where}: {mistake}")
     return config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from squall.config import Config
@@ -28,17 +28,18 @@ Ways = Callable[[ReplicaId, Engine], tuple[Way, KvWay | None]]
 MakeHost = Callable[[ReplicaId, EventLog | None], Host]
 
 
-def host_maker(config: Config, model: ServedModel, token: str, listen: str) -> MakeHost:
+def host_maker(config: Config, model: ServedModel, token: str, listen: str, nics: Sequence[str] = ()) -> MakeHost:
     """Makes a replica's place a call.
 
     Args:
         token: what all workers of the fleet know.
         listen: "host:port" of the worker; its peers reach it at the same host, another port.
+        nics: addresses of this machine that the weights of each rank leave by; `listen` for all when empty.
 
     Raises as `engine_maker`.
     """
     engine = engine_maker(config, model)
-    ways = _predicted(config, model) if config.serve.engine == "emulated" else _arena(config, model, token, listen)
+    ways = _predicted(config, model) if config.serve.engine == "emulated" else _arena(config, model, token, listen, nics)
 
     def make(replica: ReplicaId, log: EventLog | None) -> Host:
         made = engine()
@@ -68,7 +69,7 @@ def _predicted(config: Config, model: ServedModel) -> Ways:
     return make
 
 
-def _arena(config: Config, model: ServedModel, token: str, listen: str) -> Ways:
+def _arena(config: Config, model: ServedModel, token: str, listen: str, nics: Sequence[str]) -> Ways:
     from squall.live.arena_way import ArenaWay, Filled
     from squall.live.engine.torch_engine import TorchEngine
     from squall.live.parallel_way import ParallelWay, Rank
@@ -84,19 +85,21 @@ def _arena(config: Config, model: ServedModel, token: str, listen: str) -> Ways:
 
     def make(replica: ReplicaId, engine: Engine) -> tuple[Way, KvWay | None]:
         assert isinstance(engine, TorchEngine)
-        local, nixl = serve.transport == "auto", serve.transport == "nixl"
-        connect = partial(Endpoint, f"replica {replica}", token, listen=f"{host}:0", gbps=gbps, local=local, nixl=nixl)
+        first, local, nixl = nics[0] if nics else host, serve.transport == "auto", serve.transport == "nixl"
+        connect = partial(Endpoint, f"replica {replica}", token, listen=f"{first}:0", gbps=gbps, local=local, nixl=nixl)
         kv = None
         if config.fleet.moves_kv:
             kv = PulledKv(replica, engine, lambda on_notify: connect(on_notify=on_notify), config.handoff.max_transfers)
         endpoint = connect() if kv is None else kv.endpoint
 
-        def way(filled: Filled) -> ArenaWay:
+        def way(filled: Filled, endpoint: Endpoint) -> ArenaWay:
             copies = HostCopies(math.inf if ttl_s is None else ttl_s)
             return ArenaWay(filled, endpoint, copies, slots, keep_copy=keep_copy, reading=serve.reading)
 
-        if engine.team is None:
-            return way(engine), kv
-        return ParallelWay([way(Rank(engine, rank)) for rank in range(engine.team.size)], engine.team.close), kv
+        if (team := engine.team) is None:
+            return way(engine, endpoint), kv
+        cards = [endpoint, *(connect(listen=f"{nic}:0", local=False, nixl=False) for nic in nics[1 : team.size])]
+        ways = [way(Rank(engine, rank), cards[rank % len(cards)]) for rank in range(team.size)]
+        return ParallelWay(engine, ways, cards), kv
 
     return make

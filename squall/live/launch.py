@@ -37,6 +37,30 @@ class Greeting(Struct, frozen=True):
     replicas: tuple[ReplicaId, ...]
 
 
+class Place(Struct, frozen=True):
+    """Where a replica runs on its machine.
+
+    Attributes:
+        listen: the address that the head and peers reach its worker at.
+        nics: those by which the weights of each of its ranks leave; `listen` for all when empty.
+        devices: GPUs that it sees; all when empty.
+    """
+
+    replica: ReplicaId
+    listen: str = "127.0.0.1"
+    nics: tuple[str, ...] = ()
+    devices: tuple[int, ...] = ()
+
+    @property
+    def arguments(self) -> list[str]:
+        listen = ["--listen", f"{f'[{self.listen}]' if ':' in self.listen else self.listen}:0"]
+        return [*listen, "--nics", ",".join(self.nics)] if self.nics else listen
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, self.devices))} if self.devices else {}
+
+
 class Launcher(Protocol):
     """Brings workers up and down. `start` of a replica whose worker still runs gives its address again."""
 
@@ -62,6 +86,22 @@ class Launcher(Protocol):
         ...
 
 
+class FleetLauncher(Launcher, Protocol):
+    """What `squall serve` asks besides."""
+
+    def prepare(self, replicas: Iterable[ReplicaId]) -> None:
+        """Start the processes of these replicas now, so that they import their libraries while we import ours."""
+        ...
+
+    def attend(self) -> None:
+        """The loop runs: see to what goes on by itself."""
+        ...
+
+    def kill_all(self) -> None:
+        """Whatever is left, at once, without a loop."""
+        ...
+
+
 class LocalLauncher:
     """Workers as processes of this machine. All of them are given the same secret, on their standard input.
 
@@ -70,14 +110,20 @@ class LocalLauncher:
         logs: directory for what workers print (`worker-0.log`, ...) and for their event logs.
         groups: which replicas share a process; each replica in exactly one group.
         extra: more arguments for each worker.
+        token: the secret, where it is known elsewhere, too.
+        places: of replicas that are not just anywhere on this machine.
     """
 
-    def __init__(self, config: Path, logs: Path, groups: Sequence[Sequence[ReplicaId]], extra: Sequence[str] = ()) -> None:
+    def __init__(
+        self, config: Path, logs: Path, groups: Sequence[Sequence[ReplicaId]], extra: Sequence[str] = (),
+        token: str | None = None, places: Sequence[Place] = (),
+    ) -> None:  # fmt: skip
         self._config = config
         self._logs = logs
         self._groups = [tuple(group) for group in groups]
         self._extra = tuple(extra)
-        self._token = secrets.token_hex(32)
+        self._token = token or secrets.token_hex(32)
+        self._places = {place.replica: place for place in places}
         self._workers: dict[tuple[ReplicaId, ...], _Worker] = {}
         self._wanted: set[ReplicaId] = set()
 
@@ -85,6 +131,9 @@ class LocalLauncher:
         """Start the processes of these replicas now, so that they import their libraries while we import ours."""
         for group in dict.fromkeys(self._group(replica) for replica in replicas):
             self._workers[group] = self._spawn(group)
+
+    def attend(self) -> None:
+        """Nothing does."""
 
     async def start(self, replica: ReplicaId) -> str:
         group = self._group(replica)
@@ -139,15 +188,16 @@ class LocalLauncher:
 
     def _spawn(self, group: tuple[ReplicaId, ...]) -> _Worker:
         log = self._logs / f"worker-{group[0]}.log"
+        place = self._places.get(group[0], Place(group[0]))
         replicas = ",".join(map(str, group))
         command = [sys.executable, "-m", "squall.live.worker", "--config", str(self._config), "--logs", str(self._logs)]
         with log.open("ab") as stderr:
             process = subprocess.Popen(
-                [*command, "--replicas", replicas, "--with-parent", *self._extra],
+                [*command, "--replicas", replicas, "--with-parent", *place.arguments, *self._extra],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
-                env={"GRPC_VERBOSITY": "ERROR", **os.environ},
+                env={"GRPC_VERBOSITY": "ERROR", **os.environ, **place.environment},
                 start_new_session=True,  # a Ctrl-C in the terminal is for the head, which drains
             )
         assert process.stdin is not None

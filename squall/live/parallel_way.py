@@ -7,12 +7,15 @@ peer of another degree is refused. Knows no bytes: the ways bring these.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
+
+from msgspec.structs import replace
 
 from squall.live.engine.torch_engine import TorchEngine
 from squall.live.engine.weights import Weights
 from squall.live.loading import Arrived, Brought, Order, Way
+from squall.live.transport.interface import Transport
 
 
 class Rank:
@@ -46,14 +49,17 @@ class ParallelWay:
     """See `Way`.
 
     Args:
+        engine: of rank 0; its team ends with this.
         ways: of all ranks, rank 0's first.
-        ended: called by `close`.
+        cards: an endpoint for each network card, rank 0's first: all ranks' weights may be read from each, and rank i's are
+            asked of the i-th, so that they leave by different cards.
     """
 
-    def __init__(self, ways: Sequence[Way], ended: Callable[[], None]) -> None:
-        self.addresses = ways[0].addresses
+    def __init__(self, engine: TorchEngine, ways: Sequence[Way], cards: Sequence[Transport]) -> None:
+        self.addresses = tuple(address for card in cards for address in card.addresses)
+        self._engine = engine
         self._ways = tuple(ways)
-        self._ended = ended
+        self._cards = tuple(cards)
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._layers: list[int] = []
@@ -61,6 +67,9 @@ class ParallelWay:
     def prepare(self) -> None:
         for way in self._ways:
             way.prepare()
+        for card in self._cards:
+            for weights in self._engine.shards:
+                card.register(weights.arena.region)
 
     def bring(self, order: Order, over: threading.Event, arrived: Arrived) -> Brought:
         """What one rank cannot have ends the others', too; what has arrived stays."""
@@ -73,7 +82,7 @@ class ParallelWay:
 
         def work(rank: int) -> None:
             try:
-                brought[rank] = self._ways[rank].bring(order, ended, partial(self._tell, arrived, rank))
+                brought[rank] = self._ways[rank].bring(_for_rank(order, rank), ended, partial(self._tell, arrived, rank))
             except Exception as error:
                 failures.append(error)
                 self.cancel()
@@ -96,7 +105,8 @@ class ParallelWay:
     def close(self) -> None:
         for way in self._ways:
             way.close()
-        self._ended()
+        if self._engine.team is not None:
+            self._engine.team.close()
 
     def _tell(self, arrived: Arrived, rank: int, num_layers: int) -> None:
         """A layer may be computed with once all ranks have theirs."""
@@ -105,6 +115,17 @@ class ParallelWay:
             self._layers[rank] = num_layers
             if min(self._layers) > before:
                 arrived(min(self._layers))
+
+
+def _for_rank(order: Order, rank: int) -> Order:
+    """Peers' addresses, the rank's own card before the others; memory of the same machine stays the first."""
+    peers = {}
+    for replica, addresses in order.peers.items():
+        far = [address for address in addresses if address.startswith("tcp:")]
+        near = [address for address in addresses if not address.startswith("tcp:")]
+        at = rank % len(far) if far else 0
+        peers[replica] = (*near, *far[at:], *far[:at])
+    return replace(order, peers=peers)
 
 
 def _together(brought: Sequence[Brought]) -> Brought:

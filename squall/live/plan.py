@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from squall.config import Config
-from squall.core.fleet_plan import FleetPlan, Weights
+from squall.core.fleet_plan import FleetPlan, Slots, Weights
 from squall.deployment import node_of, plain_plan
 from squall.live.served import ServedModel
 from squall.perf.hardware import resolve_gpu
@@ -28,6 +28,9 @@ def served_plan(config: Config, model: ServedModel) -> FleetPlan:
         return emulated_plan(config, model)
     gpus = config.replica.tp * config.replica.pp
     slots = plan.slots
+    if config.launcher.kind == "hosts":
+        per_host = config.launcher.slots_per_host(gpus)
+        slots = Slots(per_host * len(config.launcher.hosts), per_host)
     if config.cluster.gpu.lower() == "cpu":
         slots = replace(slots, per_domain=max(1, slots.per_node))
     else:

@@ -21,10 +21,9 @@ from squall import config as configuration
 from squall.config import Config
 from squall.core.fleet_plan import FleetPlan
 from squall.core.swap import host_blocks_of
-from squall.deployment import plain_plan
 from squall.errors import ConfigError, ModelError, SquallError
 from squall.eventlog import open_log, write_merged
-from squall.live.launch import LocalLauncher
+from squall.live.launch import FleetLauncher, LocalLauncher
 from squall.live.loop import run
 from squall.live.plan import served_plan
 from squall.live.served import ServedModel, served_model
@@ -66,7 +65,7 @@ def serve(config: Config, directory: Path, say: Say) -> None:
     plan = _plan(config, model)
     with contextlib.closing(_listen(config.serve.host, config.serve.port)) as listener:
         logs = _make(directory, config)
-        launcher = _launcher(config, directory, logs)
+        launcher = _launcher(config, directory, logs, plan, say)
         try:
             launcher.prepare(range(config.fleet.num_initial))
             run(_serve(config, model, plan, launcher, listener, logs, say, began))
@@ -124,10 +123,15 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _launcher(config: Config, directory: Path, logs: Path) -> LocalLauncher:
+def _launcher(config: Config, directory: Path, logs: Path, plan: FleetPlan, say: Say) -> FleetLauncher:
     """A process for each replica that there may be. Emulated ones share one: they sleep nearly all the time."""
-    replicas = range(plain_plan(config).slots.num)
-    groups = [tuple(replicas)] if config.serve.engine == "emulated" else [(replica,) for replica in replicas]
+    table, gpus, shared = config.launcher, config.replica.tp * config.replica.pp, config.serve.engine == "emulated"
+    if table.kind == "hosts":
+        from squall.live.host_launch import HostsLauncher
+
+        return HostsLauncher(table, configuration.dumps(config), gpus, shared=shared, say=say)
+    replicas = range(plan.slots.num)
+    groups = [tuple(replicas)] if shared else [(replica,) for replica in replicas]
     return LocalLauncher(directory / "config.toml", logs, groups)
 
 
@@ -152,7 +156,7 @@ async def _serve(
     config: Config,
     model: ServedModel,
     plan: FleetPlan,
-    launcher: LocalLauncher,
+    launcher: FleetLauncher,
     listener: socket.socket,
     logs: Path,
     say: Say,
@@ -177,6 +181,7 @@ async def _serve(
         timeout_graceful_shutdown=LAST_BYTES_S,
     )
     server = _server(settings)
+    launcher.attend()
     head.start()
     sweeping = asyncio.create_task(_sweep())
     serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -195,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = configuration.load(given.config)
         if given.device is not None:
             config = msgspec.structs.replace(config, serve=msgspec.structs.replace(config.serve, device=given.device))
-        make = host_maker(config, served_model(config), _token(given), given.listen)
+        make = host_maker(config, served_model(config), _token(given), given.listen, given.nics)
         name = f"events-{given.replicas[0]}-{os.getpid()}.jsonl.zst"
         log = open_log(given.logs / name, given_up=_log_given_up) if config.serve.event_log else None
         hosts = [make(replica, log) for replica in given.replicas]
@@ -262,11 +262,16 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--config", type=Path, required=True, help="the resolved configuration")
     parser.add_argument("--replicas", type=_replicas, required=True, help="ids, such as 0 or 0-3 or 0,2")
     parser.add_argument("--listen", default="127.0.0.1:0", help="host:port; port 0 for any")
+    parser.add_argument("--nics", type=_words, default=(), help="addresses that the weights of each rank leave by, such as a,b")
     parser.add_argument("--device", help="overrides serve.device")
     parser.add_argument("--grace-s", type=float, default=GRACE_S, help="seconds to wait without a head")
     parser.add_argument("--logs", type=Path, default=Path(), help="directory for the event log")
     parser.add_argument("--with-parent", action="store_true", help="end when standard input does")
     return parser.parse_args(arguments)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
 
 
 def _replicas(text: str) -> list[ReplicaId]:

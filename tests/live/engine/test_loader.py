@@ -138,7 +138,7 @@ def test_another_number_type_or_shard_is_refused_by_name(tiny: Path) -> None:
                 TransferFailed, match=r"source holds .* in float32, shard 0 of 1 .*; target wants .* in (bfloat|float)"
             ):
                 load_from_peers(weights, target, [Source(source.addresses)])
-        with pytest.raises(TransferFailed, match="source has no region 'weights 1'; it has weights$"):
+        with pytest.raises(TransferFailed, match=r"source has no region 'weights 1'; it has weights$"):
             load_from_peers(room(tiny, shard=Shard(1, 2)), target, [Source(source.addresses)])
     finally:
         source.close()

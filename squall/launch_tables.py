@@ -1,0 +1,87 @@
+"""The table of the configuration that says where workers run and who starts them. Knows no process and no network."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Protocol
+
+from msgspec import Meta, Struct
+
+from squall.quantities import Count, NotNegative
+
+
+class Machine(Struct, frozen=True, forbid_unknown_fields=True):
+    """A machine that workers run on.
+
+    Attributes:
+        hostname: as ssh knows it.
+        address: where the head and other machines reach its workers; the hostname when None.
+        devices: numbers of its GPUs that may be used, or, on "cpu", of as many cores: each replica takes replica.tp of them.
+        nics: for each device the address of the network card that its weights should leave by; `address` where empty.
+    """
+
+    hostname: str
+    address: str | None = None
+    devices: Annotated[tuple[NotNegative, ...], Meta(min_length=1)] = (0,)
+    nics: tuple[str, ...] = ()
+
+    @property
+    def reached_at(self) -> str:
+        return self.address or self.hostname
+
+
+class Launcher(Struct, frozen=True, forbid_unknown_fields=True):
+    """Who starts workers: this machine, agents on a list of hosts, or a Ray cluster.
+
+    Attributes:
+        launch: of "hosts": by ssh, or a person runs the command that is printed for each.
+        hosts: of "hosts"; all with as many devices.
+        listen: of "hosts": "host:port" where the head waits for their agents; port 0 for any.
+        advertise: of "hosts": the address of this machine that they dial; that of `listen` when None.
+        python: of "hosts": the interpreter there, which has squall installed.
+        address: of "ray": of the cluster; Ray looks for one when None.
+        warm: processes of replicas that are off which stand ready: libraries imported, engine built, no weights.
+    """
+
+    kind: Literal["local", "hosts", "ray"] = "local"
+    launch: Literal["ssh", "print"] = "ssh"
+    hosts: tuple[Machine, ...] = ()
+    listen: str = "127.0.0.1:0"
+    advertise: str | None = None
+    python: str = "python3"
+    address: str | None = None
+    warm: NotNegative = 0
+
+    def slots_per_host(self, gpus: Count) -> int:
+        """Replicas of so many devices that each host has place for."""
+        return len(self.hosts[0].devices) // gpus if self.hosts else 0
+
+
+class _Fleet(Protocol):
+    @property
+    def num_maximum(self) -> int: ...
+
+
+def launcher_mistake(launcher: Launcher, fleet: _Fleet, gpus: int) -> str | None:
+    """What cannot be meant: the key, what is wrong and what would be right. `gpus` is what a replica takes."""
+    if launcher.kind != "hosts":
+        if launcher.hosts:
+            return f'launcher.hosts means nothing where launcher.kind = {launcher.kind!r}; set it to "hosts", or leave them out'
+        return None
+    if not launcher.hosts:
+        return 'launcher.kind = "hosts" needs [[launcher.hosts]], each with a hostname'
+    names = [host.hostname for host in launcher.hosts]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        return f"launcher.hosts has {twice!r} twice; give all its devices in one entry"
+    first = launcher.hosts[0]
+    devices, per_host = len(first.devices), launcher.slots_per_host(gpus)
+    for host in launcher.hosts:
+        if len(host.devices) != devices:
+            return f"launcher.hosts: {host.hostname} has {len(host.devices)} devices, {first.hostname} {devices}; use as many"
+        if host.nics and len(host.nics) != devices:
+            return f"launcher.hosts: {host.hostname} has {len(host.nics)} nics for {devices} devices; give one each, or none"
+    if not per_host:
+        return f"launcher.hosts: {first.hostname} has {devices} devices, and a replica takes {gpus}, all of one host; add devices"
+    if fleet.num_maximum > per_host * len(launcher.hosts):
+        have = f"{len(launcher.hosts)} hosts of {devices} devices have place for {per_host * len(launcher.hosts)}"
+        return f"[fleet] may grow to {fleet.num_maximum} replicas of {gpus}, and {have}; add hosts, or lower the most replicas"
+    return None

@@ -1,0 +1,297 @@
+"""Starts and ends workers on a list of hosts, each of which has an agent. Knows hosts and agents, not what workers compute.
+
+The agents dial us: started over ssh, or by a person with the command that we print. An agent that is gone takes its workers with
+it; the next replica that is wanted there starts another one over ssh, or waits for the person.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shlex
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+
+from squall.core.types import ReplicaId
+from squall.errors import ConfigError, PeerLost, ReplicaFailed
+from squall.launch_tables import Launcher, Machine
+from squall.live.agents import MAX_LINE, SILENCE_S, Answer, Welcome, Wire, Wish, meet_agent
+from squall.live.launch import START_TIMEOUT_S, Place
+from squall.live.transport.frames import proof
+
+STOP_S = 15.0
+"""A worker may take a while to end, and its host to be heard."""
+
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
+
+
+class HostsLauncher:
+    """See `FleetLauncher`.
+
+    Args:
+        table: [launcher].
+        config: the resolved configuration, as text.
+        gpus: devices of one replica.
+        shared: all replicas of a host in one process.
+        say: tells a person what to run, one line a host.
+
+    Attributes:
+        address: "host:port" where agents reach us.
+
+    Raises ConfigError where we cannot listen there.
+    """
+
+    def __init__(self, table: Launcher, config: str, gpus: int, *, shared: bool, say: Callable[[str], None]) -> None:
+        self._table = table
+        self._config = config
+        self._shared = shared
+        self._say = say
+        self._token = secrets.token_hex(32)
+        self._listener = _listen(table.listen)
+        port = self._listener.getsockname()[1]
+        self.address = f"{table.advertise or table.listen.rpartition(':')[0]}:{port}"
+        per_host = table.slots_per_host(gpus)
+        hosts = [_Host(machine, places_of(machine, at, per_host, gpus)) for at, machine in enumerate(table.hosts)]
+        self._hosts = {host.machine.hostname: host for host in hosts}
+        self._at = {place.replica: host for host in self._hosts.values() for place in host.places}
+        self._server: asyncio.Task[None] | None = None
+        self._meeting: set[asyncio.Task[None]] = set()
+
+    def prepare(self, replicas: Iterable[ReplicaId]) -> None:
+        """Start the agents of these hosts; their processes come up as soon as the agents are heard."""
+        for replica in replicas:
+            self._at[replica].wanted.append(replica)
+        for host in self._hosts.values():
+            self._call(host)
+
+    def attend(self) -> None:
+        if self._server is None:
+            self._server = asyncio.create_task(self._listen_for_agents())
+
+    async def start(self, replica: ReplicaId) -> str:
+        self.attend()
+        host = self._at[replica]
+        self._call(host)
+        agent = await host.agent(START_TIMEOUT_S if self._table.launch == "ssh" else None)
+        return await agent.ask("start", replica, timeout_s=START_TIMEOUT_S + SILENCE_S)
+
+    async def stop(self, replica: ReplicaId) -> None:
+        await self._tell(self._at[replica], "stop", replica)
+
+    async def kill(self, address: str) -> None:
+        for host in self._hosts.values():
+            if address in host.addresses:
+                await self._tell(host, "kill", address=address)
+
+    async def close(self) -> None:
+        """The agents see the end of their connections, and end with their workers."""
+        tasks = [task for task in (self._server, *self._meeting) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._listener.close()
+        await asyncio.gather(*(asyncio.to_thread(host.end, STOP_S) for host in self._hosts.values()))
+
+    def kill_all(self) -> None:
+        self._listener.close()
+        for host in self._hosts.values():
+            host.end(0.0)
+
+    # -- agents
+
+    def _call(self, host: _Host) -> None:
+        """Start its agent, or have it started, unless that has been done."""
+        if host.called and not (self._table.launch == "ssh" and host.is_gone):
+            return
+        host.called = True
+        command = [self._table.python, "-m", "squall.live.agent", "--head", self.address, "--host", host.machine.hostname]
+        if self._table.launch == "print":
+            self._say(f"on {host.machine.hostname}: SQUALL_TOKEN={self._token} {shlex.join(command)}")
+            return
+        host.end(0.0)
+        try:
+            process = subprocess.Popen(
+                [*SSH, host.machine.hostname, shlex.join([*command, "--stdin"])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConfigError(f'launcher.launch = "ssh": {SSH[0]} cannot be run ({error.strerror}); use "print"') from None
+        host.process = process
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(f"{self._token}\n".encode())
+            process.stdin.flush()
+
+    async def _listen_for_agents(self) -> None:
+        def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.create_task(self._live(Wire(reader, writer)))
+            self._meeting.add(task)
+            task.add_done_callback(self._meeting.discard)
+
+        server = await asyncio.start_server(met, sock=self._listener, limit=MAX_LINE)
+        async with server:
+            await server.serve_forever()
+
+    async def _live(self, wire: Wire) -> None:
+        """From an agent's first word to its loss."""
+        agent = None
+        try:
+            hello = await meet_agent(wire, self._token)
+            host = self._hosts.get(hello.host)
+            if host is None or host.present is not None:
+                raise PeerLost(f"an agent of {hello.host!r} is not expected")
+            groups = [tuple(place.replica for place in host.places)] if self._shared else [(p.replica,) for p in host.places]
+            wire.say(Welcome(proof(self._token, "server", hello.nonce), self._config, tuple(host.places), tuple(groups)))
+            agent = _Agent(wire, host)
+            host.meet(agent)
+            await agent.listen()
+        except PeerLost as error:
+            if agent is not None:
+                self._say(f"the agent of {agent.host.machine.hostname} is gone: {error}")
+        finally:
+            if agent is not None:
+                agent.lose()
+            wire.close()
+
+    async def _tell(self, host: _Host, verb: str, replica: ReplicaId = 0, address: str = "") -> None:
+        """To an agent that is gone, nothing: so are its workers."""
+        if (agent := host.present) is not None:
+            with contextlib.suppress(ReplicaFailed):
+                await agent.ask(verb, replica, address, timeout_s=STOP_S)
+
+
+class _Host:
+    """A host, and its agent, if there is one."""
+
+    def __init__(self, machine: Machine, places: Sequence[Place]) -> None:
+        self.machine = machine
+        self.places = tuple(places)
+        self.called = False
+        self.wanted: list[ReplicaId] = []
+        self.process: subprocess.Popen[bytes] | None = None
+        self.present: _Agent | None = None
+        self.addresses: set[str] = set()
+        self._met = asyncio.Event()
+
+    @property
+    def is_gone(self) -> bool:
+        """It was started, and has ended."""
+        return self.process is not None and self.process.poll() is not None and self.present is None
+
+    def meet(self, agent: _Agent) -> None:
+        self.present = agent
+        self._met.set()
+        for replica in self.wanted:
+            agent.wish("prepare", replica)
+        self.wanted.clear()
+
+    def part(self) -> None:
+        self.present = None
+        self._met.clear()
+
+    async def agent(self, timeout_s: float | None) -> _Agent:
+        """Raises ReplicaFailed where none comes within the time, or the process that was to bring it ends."""
+        met = asyncio.create_task(self._met.wait())
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while not met.done() and not self.is_gone and (timeout_s is None or loop.time() < began + timeout_s):
+            await asyncio.wait([met], timeout=0.1)
+        met.cancel()
+        if self.present is not None:
+            return self.present
+        ended = self.process.returncode if self.is_gone and self.process else None
+        how = f"none came within {timeout_s:g} s" if ended is None else f"ssh ended with code {ended}"
+        name = self.machine.hostname
+        raise ReplicaFailed(f"{name} has no agent: {how}; does `ssh {name}` work, and is squall there?")
+
+    def end(self, patience_s: float) -> None:
+        """See that the process that brought the agent is gone; over ssh the agent goes with it."""
+        if self.process is None:
+            return
+        with contextlib.suppress(BrokenPipeError):
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(patience_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class _Agent:
+    """An agent that has proved itself."""
+
+    def __init__(self, wire: Wire, host: _Host) -> None:
+        self.host = host
+        self._wire = wire
+        self._numbers = count(1)
+        self._asked: dict[int, asyncio.Future[str]] = {}
+
+    async def listen(self) -> None:
+        """Until it is gone; raises PeerLost then."""
+        beating = asyncio.create_task(self._wire.beat())
+        try:
+            while True:
+                line = await self._wire.hear()
+                if isinstance(line, Answer) and (asked := self._asked.pop(line.number, None)) is not None and not asked.done():
+                    try:
+                        asked.set_result(line.result())
+                    except (ConfigError, ReplicaFailed) as error:
+                        asked.set_exception(error)
+        finally:
+            beating.cancel()
+
+    def wish(self, verb: str, replica: ReplicaId = 0, address: str = "") -> int:
+        """Without waiting for an answer."""
+        number = next(self._numbers)
+        self._wire.say(Wish(number, verb, replica, address))  # type: ignore[arg-type]
+        return number
+
+    async def ask(self, verb: str, replica: ReplicaId = 0, address: str = "", *, timeout_s: float) -> str:
+        """Raises as `Launcher.start`."""
+        number = self.wish(verb, replica, address)
+        asked = self._asked[number] = asyncio.get_running_loop().create_future()
+        try:
+            found = await asyncio.wait_for(asked, timeout_s)
+        except TimeoutError:
+            raise ReplicaFailed(f"{self.host.machine.hostname} did not {verb} replica {replica} within {timeout_s:g} s") from None
+        finally:
+            self._asked.pop(number, None)
+        if verb == "start":
+            self.host.addresses.add(found)
+        return found
+
+    def lose(self) -> None:
+        self.host.part()
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(ReplicaFailed(f"the agent of {self.host.machine.hostname} is gone"))
+
+
+def places_of(machine: Machine, at: int, per_host: int, gpus: int) -> list[Place]:
+    """Of the replicas of the host that is number `at`: slots are numbered host by host."""
+    places = []
+    for slot in range(per_host):
+        mine = slice(slot * gpus, (slot + 1) * gpus)
+        places.append(Place(at * per_host + slot, machine.reached_at, machine.nics[mine], machine.devices[mine]))
+    return places
+
+
+def _listen(listen: str) -> socket.socket:
+    host, _, port = listen.rpartition(":")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(f"launcher.listen = {listen!r} cannot be used ({error}); expected host:port of this machine") from None
+    return listener

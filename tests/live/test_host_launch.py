@@ -1,0 +1,188 @@
+"""Workers on a list of hosts: agents over an ssh that stays here, or by a command that a person runs; addresses of their own."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from squall import config as configuration
+from squall.core.types import Role
+from squall.errors import ConfigError
+from squall.live.engine.interface import Sampling
+from squall.live.head import Head
+from squall.live.host_launch import HostsLauncher
+from squall.live.plan import served_plan
+from squall.live.served import served_model
+from squall.live.transport.segment import HostCopies
+from tests.live.checkpoints import write_checkpoint
+
+SSH = """#!/bin/sh
+while [ "$1" = "-o" ]; do shift 2; done
+echo "$1" >> "{log}"
+shift
+exec /bin/sh -c "$*"
+"""
+
+EMULATED = ("serve.engine=emulated", "model.name=llama-3.1-8b", "cluster.gpu=h100-sxm", "cluster.gpus_per_node=8")
+HOSTS = (
+    'launcher.kind="hosts"',
+    f'launcher.python="{sys.executable}"',
+    'launcher.hosts=[{hostname="alpha", address="127.0.0.1"}, {hostname="beta", address="127.0.0.2"}]',
+)
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hosts that were dialled, one a line."""
+    log, program = tmp_path / "dialled", tmp_path / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(SSH.format(log=log))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return log
+
+
+class Fleet:
+    """A head here, and its hosts."""
+
+    def __init__(self, head: Head, launcher: HostsLauncher, said: list[str]) -> None:
+        self.head = head
+        self.launcher = launcher
+        self.said = said
+
+    async def answer(self) -> list[int]:
+        sampling = Sampling(max_tokens=5, ignore_eos=True, temperature=0.0)
+        return [out.token async for out in self.head.submit(tuple(range(20)), sampling)]
+
+    def phases(self) -> dict[int, str]:
+        return {replica.replica: replica.phase for replica in self.head.stats().replicas}
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await asyncio.sleep(0.02)
+
+    async def ready(self, count: int) -> None:
+        await self.until(lambda: list(self.phases().values()).count("ready") == count)
+
+
+@asynccontextmanager
+async def serving(*settings: str, ready: bool = True) -> AsyncIterator[Fleet]:
+    config = configuration.load(None, (*HOSTS, *settings))
+    said: list[str] = []
+    served = served_model(config)
+    shared = config.serve.engine == "emulated"
+    launcher = HostsLauncher(config.launcher, configuration.dumps(config), config.replica.tp, shared=shared, say=said.append)
+    async with AsyncExitStack() as stack:
+        stack.callback(launcher.kill_all)
+        head = Head(config, served.names, served.tokenizer(), 512, launcher, say=said.append, plan=served_plan(config, served))
+        stack.push_async_callback(head.close)
+        launcher.prepare(range(config.fleet.num_initial))
+        launcher.attend()
+        head.start()
+        if ready:
+            await head.until_ready()
+        yield Fleet(head, launcher, said)
+    HostCopies().sweep(unused=True)
+
+
+def agents_of(launcher: HostsLauncher) -> dict[str, int]:
+    """The agents of this head that run here, by their hosts."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if words[0] == sys.executable and launcher.address in words:
+            found[words[words.index("--host") + 1]] = int(path.parent.name)
+    return found
+
+
+async def test_over_ssh_workers_come_up_where_they_belong_and_end_with_the_head(ssh: Path) -> None:
+    async with serving(*EMULATED, "fleet.replicas=2") as fleet:
+        await fleet.ready(2)
+        assert sorted(ssh.read_text().split()) == ["alpha", "beta"]
+        where = {name: host.addresses for name, host in fleet.launcher._hosts.items()}
+        assert [address.rpartition(":")[0] for name in ("alpha", "beta") for address in where[name]] == ["127.0.0.1", "127.0.0.2"]
+        assert len(await fleet.answer()) == 5
+        os.kill(agents_of(fleet.launcher)["beta"], signal.SIGKILL)
+        await fleet.until(lambda: fleet.phases()[1] != "ready")
+        assert len(await fleet.answer()) == 5
+        assert any(line.startswith("replica 1 is lost") for line in fleet.said)
+        assert agents_of(fleet.launcher).keys() >= {"alpha"}
+    assert not agents_of(fleet.launcher)
+
+
+async def test_the_command_that_is_printed_is_enough_and_no_other_token_is(ssh: Path) -> None:
+    async with serving(*EMULATED, 'launcher.launch="print"', "fleet.replicas=1", ready=False) as fleet:
+        (line,) = [line for line in fleet.said if line.startswith("on alpha: ")]
+        command = line.removeprefix("on alpha: ")
+        token, words = command.split(" ", 1)
+        stranger = await asyncio.to_thread(
+            subprocess.run, ["/bin/sh", "-c", f"SQUALL_TOKEN=other {words}"], capture_output=True, text=True
+        )
+        assert (stranger.returncode, stranger.stderr) == (1, "agent: it refuses: wrong token; use the command of this run\n")
+        assert token.startswith("SQUALL_TOKEN=")
+        agent = subprocess.Popen(["/bin/sh", "-c", f"exec env {command}"])
+        await fleet.head.until_ready()
+        assert len(await fleet.answer()) == 5
+    assert await asyncio.to_thread(agent.wait, 20) == 1
+    assert not ssh.exists()
+
+
+@pytest.mark.timeout(240)
+async def test_ranks_on_two_hosts_pass_each_other_their_shards_by_their_own_cards(ssh: Path, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "tiny")
+    hosts = ", ".join(
+        f'{{hostname="{name}", address="{at}", devices=[0, 1], nics=["{at}", "{nic}"]}}'
+        for name, at, nic in (("alpha", "127.0.0.1", "127.0.1.1"), ("beta", "127.0.0.2", "127.0.1.2"))
+    )
+    more = ("replica.tp=2", "replica.num_blocks=64", "load.kind=p2p", "fleet.replicas={min=1, max=2}", "fleet.down_window_s=600")
+    async with serving(f"model.name={model}", f"launcher.hosts=[{hosts}]", *more) as fleet:
+        alone = await fleet.answer()
+        cards = [address.rpartition(":")[0] for address in fleet.head._book._addresses[0] if address.startswith("tcp")]
+        assert cards == ["tcp://127.0.0.1", "tcp://127.0.1.1"]
+        fleet.head.want(Role.BOTH, 2)
+        await fleet.ready(2)
+        fleet.head.want(Role.BOTH, 1)
+        await fleet.until(lambda: "ready" in fleet.phases().values() and list(fleet.phases().values()).count("ready") == 1)
+        assert await fleet.answer() == alone
+
+
+async def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "ssh"
+    program.write_text("#!/bin/sh\nexit 255\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    async with serving(*EMULATED, "fleet.replicas=1", ready=False) as fleet:
+        await fleet.until(lambda: any("alpha has no agent: ssh ended with code 255" in line for line in fleet.said))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (['launcher.kind="hosts"'], r'launcher.kind = "hosts" needs \[\[launcher.hosts\]\]'),
+        (['launcher.hosts=[{hostname="a"}]'], r"launcher.hosts means nothing where launcher.kind = 'local'"),
+        ([*HOSTS, "fleet.replicas=3"], r"may grow to 3 replicas of 1, and 2 hosts of 1 devices have place for 2"),
+        ([*HOSTS, "replica.tp=2"], r"alpha has 1 devices, and a replica takes 2, all of one host"),
+        (['launcher.kind="hosts"', 'launcher.hosts=[{hostname="a"}, {hostname="a"}]'], r"launcher.hosts has 'a' twice"),
+        (
+            ['launcher.kind="hosts"', 'launcher.hosts=[{hostname="a", nics=["x", "y"]}]'],
+            r"a has 2 nics for 1 devices; give one each, or none",
+        ),
+        (
+            ['launcher.kind="hosts"', 'launcher.hosts=[{hostname="a"}, {hostname="b", devices=[0, 1]}]'],
+            r"b has 2 devices, a 1; use as many",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(settings: list[Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        configuration.load(None, settings)
