@@ -137,20 +137,24 @@ class LocalLauncher:
 
     async def start(self, replica: ReplicaId) -> str:
         group = self._group(replica)
-        worker = self._workers.get(group)
+        worker, dead = self._workers.get(group), None
         if worker is not None and worker.process.poll() is not None:
-            await worker.end(at_once=True)
-            worker = None
-        if worker is None:
-            try:
+            del self._workers[group]
+            worker, dead = None, worker
+        try:
+            if worker is None:  # and nothing is awaited before: whoever else asks for the group gets the same process
                 worker = self._workers[group] = self._spawn(group)
-            except OSError as error:
-                raise ReplicaFailed(f"a worker cannot be started: {error}") from None
+        except OSError as error:
+            raise ReplicaFailed(f"a worker cannot be started: {error}") from None
+        finally:
+            if dead is not None:
+                await dead.end(at_once=True)
         self._wanted.add(replica)
         try:
             return (await worker.greeting()).address
         except SquallError:
-            del self._workers[group]
+            if self._workers.get(group) is worker:
+                del self._workers[group]
             await worker.end(at_once=True)
             raise
 

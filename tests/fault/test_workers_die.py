@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from squall import config as configuration
+from squall.config import Config
 from squall.errors import ConfigError, ReplicaFailed
 from squall.live.engine.interface import Sampling
 from squall.live.head import Head
@@ -29,6 +31,10 @@ def is_running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
+
+
+def is_worker(pid: int) -> bool:
+    return b"squall.live.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGTERM])
@@ -61,6 +67,33 @@ async def test_workers_do_not_outlive_the_launcher_that_is_closed(fleet: Any) ->
         pids = [launcher.pid(0), launcher.pid(1)]
         assert all(map(is_running, pids))
     assert not any(map(is_running, pids))
+
+
+async def test_replicas_that_share_a_process_get_one_again_not_one_each(config: Config, tmp_path: Path) -> None:
+    """They all ask at once when it has died; a process that nobody knows of would outlive them."""
+    path = tmp_path / "config.toml"
+    path.write_text(configuration.dumps(config), encoding="utf-8")
+    launcher = LocalLauncher(path, tmp_path, [(0, 1, 2)])
+    try:
+        await launcher.start(0)
+        dead = launcher.pid(0)
+        assert dead is not None
+        os.kill(dead, signal.SIGKILL)
+        while is_running(dead):
+            await asyncio.sleep(0.01)
+        assert len({await each for each in [asyncio.create_task(launcher.start(replica)) for replica in range(3)]}) == 1
+        me = os.getpid()
+        workers = [pid for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split() if is_worker(int(pid))]
+        assert workers == [str(launcher.pid(0))]
+    finally:
+        await launcher.close()
+
+
+async def test_replicas_that_share_a_process_that_does_not_come_up_all_hear_of_it(tmp_path: Path) -> None:
+    launcher = LocalLauncher(tmp_path / "config.toml", tmp_path, [(0, 1)], extra=["--no-such-option"])
+    ends = await asyncio.gather(launcher.start(0), launcher.start(1), return_exceptions=True)
+    assert all(isinstance(end, ConfigError | ReplicaFailed) for end in ends)
+    assert launcher.pid(0) is None
 
 
 async def test_a_worker_that_finds_the_configuration_wrong_says_what(tmp_path: Path) -> None:
