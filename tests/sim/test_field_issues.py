@@ -1,0 +1,264 @@
+"""More of what users of other autoscalers ran into, by the numbers of those issues; see `test_elastic`, here and of `core`."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import Struct, field
+
+from squall.config import DEFAULTS, dumps, from_tree
+from squall.core.actions import AnyAction, Decided, Send, StartReplica
+from squall.core.controller import Controller
+from squall.core.events import (
+    Emptied,
+    LoadFailed,
+    ReplicaLost,
+    ReplicaStarted,
+    ReplicaStopped,
+    ReplicaUp,
+    Warmed,
+    WeightsLoaded,
+    Woke,
+)
+from squall.core.fleet_plan import Bounds, FleetPlan, Patience, Slots
+from squall.core.fleet_view import Capacity, ScaleView, Wanted
+from squall.core.metrics import Outcome
+from squall.core.types import ROUTER, SECOND, Role
+from squall.errors import ConfigError
+from squall.sim.loading import Delays
+from squall.workload.spec import OfferedRequest
+from tests.core.test_roles import DECODE, PREFILL, Counts, changed, down, fleet, turn, up
+from tests.sim.test_elastic import CAPACITY, play, steady
+
+DOCS = Path(__file__).resolve().parents[2]
+
+
+# -- 4: two parts of one plan, of which one fails (ai-dynamo/dynamo#12428)
+
+
+def start(actions: list[AnyAction]) -> list[int]:
+    return [action.replica for action in actions if isinstance(action, StartReplica)]
+
+
+def test_what_one_role_gains_waits_for_what_the_other_gives_and_is_taken_back_if_that_takes_too_long() -> None:
+    """Four slots, all used; three prefill replicas and one decode replica are wanted, and who is to go still decodes."""
+    controller = fleet(slots=4)
+    assert turn(controller, 3, 1) == [down(3)]
+    assert controller.states[PREFILL].num_here == 2  # nothing was started: there is no place
+    assert turn(controller, 2, 2) == up(3, DECODE)  # as if nothing had been
+    assert [controller.states[role].num_ready for role in (PREFILL, DECODE)] == [2, 2]
+
+
+def test_the_part_that_fails_is_tried_again_within_the_budget_and_given_up_with_the_plan() -> None:
+    controller = fleet({2: 1}, slots=4)
+    assert turn(controller, 3, 1) == changed(3, PREFILL)
+    there = {0, 1, 2, 3}
+
+    def follow(actions: list[AnyAction]) -> None:
+        for replica in start(actions):
+            assert replica not in there
+            there.add(replica)
+        assert len(there) <= 4
+
+    there.discard(3)
+    follow(controller.handle(ReplicaLost(3, "out of memory"), SECOND))
+    follow(controller.handle(Woke(), 2 * SECOND))  # in the same place after a second: there is no other
+    assert there == {0, 1, 2, 3}
+    controller.handle(ReplicaStarted(3), 2 * SECOND)
+    follow(controller.handle(LoadFailed(3, "again"), 2 * SECOND))
+    there.discard(3)
+    follow(controller.handle(ReplicaStopped(3), 2 * SECOND))
+    assert turn(controller, 2, 1) == []  # the plan is given up, and nobody is pending for it
+    assert [controller.states[role].num_here for role in (PREFILL, DECODE)] == [2, 1]
+    follow(controller.handle(Woke(), 60 * SECOND))
+    assert there == {0, 1, 2}
+
+
+# -- 5: a new replica's first passes and the idea of what a replica can do (ai-dynamo/dynamo#12430)
+
+
+class Remembering(Struct):
+    """Wants two replicas from ten seconds on, and notes what it is told that one can do."""
+
+    seen: list[tuple[Capacity | None, int]] = field(default_factory=list)
+
+    def __call__(self, view: ScaleView) -> Wanted:
+        self.seen.append((view.capacity, view.roles[Role.BOTH].num_ready))
+        return Wanted({Role.BOTH: 1 if view.now < 10 * SECOND else 2}, "by the clock")
+
+
+def test_what_a_replica_can_do_is_the_same_before_in_and_after_a_cold_start() -> None:
+    policy = Remembering()
+    record, _ = play(steady(10, 60), policy, delays=Delays(start=5 * SECOND, load=5 * SECOND, warm=5 * SECOND))
+    assert {ready for _, ready in policy.seen} >= {1, 2}
+    assert {capacity for capacity, _ in policy.seen} == {CAPACITY}
+    assert all(row.outcome is Outcome.COMPLETED for row in record.requests)
+    assert {row.replica for row in record.requests} == {0, 1}
+
+
+# -- 10: what a removed replica said last (llm-d/llm-d-autoscaling#368)
+
+
+def test_a_removed_replica_counts_for_nothing_at_once() -> None:
+    requests = {0: 5, 1: 3, 2: 4, 3: 2}
+    controller = fleet(requests)
+    seen = controller.roles[DECODE]
+    before = seen.num_blocks
+    controller.handle(ReplicaLost(3, "gone"), SECOND)
+    assert (seen.num_ready, seen.num_blocks) == (1, before // 2)
+    assert 3 not in {member.replica for member in controller.states[DECODE].ready.values()}
+
+
+# -- 18: a process is not a service (vllm-project/vllm#45551)
+
+
+class One(Struct):
+    count: int = 1
+
+    def __call__(self, _view: ScaleView) -> Wanted:
+        return Wanted({Role.BOTH: self.count}, "turned")
+
+
+def test_each_stage_of_a_start_is_seen_with_what_is_left_of_it_and_the_router_hears_at_the_end() -> None:
+    policy = One()
+    controller = Controller(FleetPlan({Role.BOTH: Bounds(1, 4, 1)}, Slots(4, 4), patience=Patience(), capacity=CAPACITY), policy)
+    controller.traffic = Counts({0: 1})
+    controller.handle(Woke(), 0)
+    for event in (ReplicaStarted(0), WeightsLoaded(0, 100, 16), Warmed(0)):
+        controller.handle(event, 0)
+    policy.count = 2
+    began = 10 * SECOND
+    assert start(controller.handle(Woke(), began)) == [1]
+    seen = controller.roles[Role.BOTH]
+    told: list[tuple[str, float | None, bool]] = []
+    for after, event in enumerate((ReplicaStarted(1), WeightsLoaded(1, 100, 16), Woke(), Warmed(1)), start=1):
+        actions = controller.handle(event, began + after * SECOND)
+        controller.handle(Woke(), began + after * SECOND)
+        is_up = any(
+            isinstance(action, Send) and action.to == ROUTER and isinstance(action.event, ReplicaUp) for action in actions
+        )
+        told.append((controller.fleet[1].phase.value, seen.next_ready_s, is_up))
+    left = 0.0  # the first one took no time at all, so that is what was expected of the second
+    assert told == [("loading", left, False), ("warming", left, False), ("warming", left, False), ("ready", None, True)]
+    policy.count = 3
+    controller.handle(Woke(), 20 * SECOND)
+    controller.handle(Woke(), 21 * SECOND)
+    assert seen.next_ready_s == 3.0  # the second one took four seconds
+
+
+# -- 19: one role without the other (llm-d/llm-d-autoscaling#1531)
+
+
+class Any2(Struct):
+    """Any two numbers."""
+
+    counts: dict[Role, int | None]
+
+    def __call__(self, _view: ScaleView) -> Wanted:
+        return Wanted({role: count for role, count in self.counts.items() if count is not None}, "drawn")
+
+
+numbers = st.one_of(st.none(), st.integers(0, 5))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(numbers, numbers, st.booleans(), st.integers(0, 40)), min_size=1, max_size=12))
+def test_neither_role_is_ever_wanted_without_the_other_nor_none_while_somebody_waits(
+    steps: list[tuple[int | None, int | None, bool, int]],
+) -> None:
+    policy = Any2({})
+    counts = Counts({})
+    controller = Controller(FleetPlan({PREFILL: Bounds(0, 4, 1), DECODE: Bounds(0, 4, 1)}, Slots(6, 6)), policy)
+    controller.traffic = counts
+    now = 0
+    for prefill, decode, busy, seconds in steps:
+        policy.counts = {PREFILL: prefill, DECODE: decode}
+        counts.quiet.num_queued = int(busy)
+        now += seconds * SECOND
+        controller.handle(Woke(), now)
+        targets = [controller.states[role].target for role in (PREFILL, DECODE)]
+        assert (0 in targets) == (targets == [0, 0])
+        assert not busy or 0 not in targets
+        assert sum(state.num_here for state in controller.states.values()) <= 6
+        for replica, member in controller.fleet.items():
+            if member.phase.value == "draining":
+                controller.handle(Emptied(replica), now)
+
+
+# -- 20: a value that is documented and refused (kserve/kserve#5996)
+
+PAGES = [DOCS / "README.md", *sorted((DOCS / "docs").glob("*.md"))]
+TABLES = [
+    pytest.param(text, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, text in enumerate(re.findall(r"```toml\n(.*?)```", page.read_text(), re.DOTALL))
+]
+OF_OTHERS = ("base", "search")
+"""Tables of files that are no configuration of a fleet."""
+
+
+@pytest.mark.parametrize("text", TABLES)
+def test_every_documented_table_is_read_and_written_and_read_again(text: str) -> None:
+    for part in re.split(r"\n(?=\[workload\])", text):  # some show alternatives
+        tree: dict[str, Any] = tomllib.loads(part)
+        kinds = [str(table.get("kind")) for table in tree.values() if isinstance(table, dict)]
+        if any(name in tree for name in OF_OTHERS) or any(":" in kind for kind in kinds):  # a policy of the reader's own
+            continue
+        if "scale" in tree and "fleet" not in tree:
+            tree["fleet"] = {"replicas": {"min": 1, "max": 12}}
+        if "faults" in tree:
+            tree["cluster"] = {"gpu": "h100-sxm", "nodes": 2}
+        config = from_tree("docs", tree)
+        assert from_tree("again", tomllib.loads(dumps(config))) == config
+
+
+NONE_AT_REST = {"min": 0, "max": 4}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"replicas": NONE_AT_REST},
+        {"replicas": {**NONE_AT_REST, "initial": 0}},
+        {"mode": "disaggregated", "prefill": NONE_AT_REST, "decode": NONE_AT_REST},
+    ],
+)
+def test_zero_is_a_number_of_replicas(table: dict[str, Any]) -> None:
+    config = from_tree("here", {"fleet": table})
+    assert {bounds.minimum for bounds in config.fleet.bounds.values()} == {0}
+    assert from_tree("again", tomllib.loads(dumps(config))) == config
+
+
+def test_every_default_is_a_value_that_may_be_written() -> None:
+    assert from_tree("defaults", tomllib.loads(dumps(DEFAULTS))) == DEFAULTS
+    with pytest.raises(ConfigError):
+        from_tree("here", {"fleet": {"replicas": {"min": -1, "max": 4}}})
+
+
+# -- 50: who drains goes on (smg-project/smg#1172)
+
+
+class Shrinks(Struct, frozen=True):
+    def __call__(self, view: ScaleView) -> Wanted:
+        return Wanted({Role.BOTH: 2 if view.now < 4 * SECOND else 1}, "by the clock")
+
+
+def test_tokens_come_from_a_replica_that_drains_as_before() -> None:
+    """Two long answers on two replicas, of which one is withdrawn after four seconds: no gap is longer for that."""
+    requests = [OfferedRequest(id, 0, 100, 2000) for id in range(2)]
+    record, log = play(requests, Shrinks(), initial=2, window_s=1.0, delays=Delays())
+    withdrawn = [now for now, _, _, actions in log if any(isinstance(a, Decided) and a.after == 1 for a in actions)]
+    assert withdrawn
+    assert withdrawn[0] < 10 * SECOND < min(row.finished_at for row in record.requests)
+    assert {row.replica for row in record.requests} == {0, 1}
+    assert [(row.outcome, row.num_output_tokens, row.preemptions) for row in record.requests] == [
+        (Outcome.COMPLETED, 2000, 0)
+    ] * 2
+    steps = set(zip(record.gaps.first, record.gaps.increment, strict=True))
+    assert steps == {(16 * 10_100_000, 0)}  # every step of 10.1 ms, in sixteenths of a nanosecond
