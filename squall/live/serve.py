@@ -130,6 +130,11 @@ def _launcher(config: Config, directory: Path, logs: Path, plan: FleetPlan, say:
         from squall.live.host_launch import HostsLauncher
 
         return HostsLauncher(table, configuration.dumps(config), gpus, shared=shared, say=say)
+    if table.kind == "ray":
+        from squall.live.ray_launch import RayLauncher
+
+        on_gpu = not shared and config.serve.device != "cpu"
+        return RayLauncher(table, configuration.dumps(config), gpus, on_gpu=on_gpu)
     replicas = range(plan.slots.num)
     groups = [tuple(replicas)] if shared else [(replica,) for replica in replicas]
     return LocalLauncher(directory / "config.toml", logs, groups)
