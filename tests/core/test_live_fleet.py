@@ -16,6 +16,7 @@ from squall.core.events import (
     Woke,
 )
 from squall.core.fleet_plan import Bounds, FleetPlan, Slots, Weights
+from squall.core.fleet_view import LoadPolicy
 from squall.core.types import ROUTER, ReplicaId, Role
 from squall.policies.load import Disk
 from tests.core.test_roles import AsItIs, Counts
@@ -27,10 +28,10 @@ LAYERS = 4
 class Subject:
     """Prefill replicas 0 and 1, a decode replica 2, all ready; of eight slots five are free."""
 
-    def __init__(self, requests: dict[ReplicaId, int]) -> None:
+    def __init__(self, requests: dict[ReplicaId, int], policy: LoadPolicy | None = None) -> None:
         bounds = {PREFILL: Bounds(1, 6, 2), DECODE: Bounds(1, 6, 1)}
         plan = FleetPlan(bounds, Slots(8, 8), Weights("m", 80, LAYERS), live_layers=LAYERS)
-        self.controller = Controller(plan, AsItIs(), Disk(live=True))
+        self.controller = Controller(plan, AsItIs(), policy or Disk(live=True))
         self.controller.traffic = Counts(requests)
         self.tell(Woke())
         for replica in range(3):
