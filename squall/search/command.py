@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import Struct
 
 from squall.config import SEARCH, Config, from_tree, merge, read_tree
-from squall.errors import ConfigError
+from squall.errors import ConfigError, SquallError
 from squall.report.progress import Show, progress
 from squall.report.run import place_for
 from squall.search.answers import best, for_rate, repriced, summary_line, what_if
@@ -80,9 +80,10 @@ def run(options: Options, say: Say) -> Path | None:
         return None
     tree, search = question(options)
     place = place_for("search", None if options.out is None else str(options.out))
+    kept = options.store if options.store is not None else STORE
     with ExitStack() as stack:
         stack.enter_context(_said_once("squall.workload.build"))
-        store = Store(options.store if options.store is not None else STORE)
+        store = Store(kept)
         stack.callback(store.close)
         workers = _workers(options, search)
         stack.callback(workers.close)
@@ -91,7 +92,7 @@ def run(options: Options, say: Say) -> Path | None:
         except KeyboardInterrupt:
             say("interrupted before anything was measured to the end: run the same command again to go on where it ended")
             raise
-    write(place, answers, sample_of(answers))
+    place = _written(options, place, answers, sample_of(answers), kept)
     for line in told(answers, options.rate, sample_of(answers)):
         say(line)
     say(f"wrote {place}")
@@ -99,6 +100,19 @@ def run(options: Options, say: Say) -> Path | None:
         say("interrupted: run the same command again to go on where it ended")
         raise KeyboardInterrupt
     return place
+
+
+def _written(options: Options, place: Path, answers: Answers, sample: Any, kept: Path) -> Path:
+    """Where the answers are: at `place`, or beside it, where nobody asked for it and another search has ended there meanwhile."""
+    while True:
+        try:
+            write(place, answers, sample)
+        except SquallError as error:
+            if options.out is None and place.exists():
+                place = place_for("search", None)
+                continue
+            raise SquallError(f"{error}; results are kept in {kept}, run the same command again for the answers") from None
+        return place
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Jobs on several processes. A process that dies takes one job with it, and no more.
+"""Jobs on several processes. A process that dies takes one job with it, which gets a second chance, and no more.
 
 Workers are spawned and not forked: a fork would copy the locks of threads that numpy and polars have started here, and hang for
 ever on one that was held. Each worker has one job at a time, so that it is always known which job killed it. Knows no result.
@@ -12,6 +12,7 @@ import multiprocessing
 import signal
 from collections import deque
 from collections.abc import Iterable, Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
@@ -54,7 +55,8 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, search), daemon=True)
-        self.process.start()
+        with _interrupts_wait():
+            self.process.start()
         theirs.close()
         self.job: Job | None = None
 
@@ -94,6 +96,7 @@ class Processes:
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         left = deque(jobs)
+        again: set[int] = set()  # whose worker died once: that need not be the job's doing
         while len(self._workers) < min(self._count, len(left)):
             self._workers.append(_Worker(self._search))
         busy: list[_Worker] = []
@@ -109,19 +112,27 @@ class Processes:
                     busy.remove(worker)
                     job = worker.job
                     result = worker.take()
-                    yield result if result is not None else self._buried(worker, job)
+                    if result is not None:
+                        yield result
+                        continue
+                    assert job is not None
+                    how = self._bury(worker)
+                    if job.number in again:
+                        reason = f"its worker died twice: {how}"
+                        yield Result(number=job.number, choice=job.choice, status="failed", reason=reason)
+                    else:
+                        again.add(job.number)
+                        left.appendleft(job)
         finally:
             for worker in busy:  # nobody waits for what they are at
                 self._workers.remove(worker)
                 worker.end()
 
-    def _buried(self, worker: _Worker, job: Job | None) -> Result:
-        """What is said of a job whose worker died; another worker takes the place."""
-        assert job is not None
+    def _bury(self, worker: _Worker) -> str:
+        """How a worker died; another one takes its place."""
         code = worker.end()
         self._workers[self._workers.index(worker)] = _Worker(self._search)
-        how = f"signal {-code} ({signal.Signals(-code).name})" if code is not None and code < 0 else f"exit code {code}"
-        return Result(number=job.number, choice=job.choice, status="failed", reason=f"its worker died: {how}")
+        return f"signal {-code} ({signal.Signals(-code).name})" if code is not None and code < 0 else f"exit code {code}"
 
     def close(self) -> None:
         for worker in self._workers:
@@ -130,6 +141,21 @@ class Processes:
         for worker in self._workers:
             worker.end()
         self._workers.clear()
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C comes to us afterwards, and never to a process that is started meanwhile, however soon: it would die with a
+    traceback before it can say that it does not listen."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # which multiprocessing would start first, and let interrupts through afterwards
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(pipe: Connection, search: Search) -> None:

@@ -2,7 +2,8 @@
 
 A key is a digest of all that a result depends on: the configuration, the content of the workload, what was asked, and the code.
 Lines are only ever added, each at once, so an interrupted search leaves whole lines but for, at worst, the last, which is
-ignored. Knows no strategy.
+ignored. Several searches may share a file: each adds whole lines at its end, and reads those of the others when it looks for
+something that it does not know. Knows no strategy.
 """
 
 from __future__ import annotations
@@ -106,15 +107,21 @@ class Store:
         self._path = path
         self._file: FileIO | None = None
         self._known: dict[str, Line] = {}
+        self._read = 0  # bytes of the file, up to the end of a line
         if path is not None and path.exists():
             if not path.is_file():
                 raise SquallError(f"{path} is no file that results can be kept in; give another one with --store")
-            for line in _lines(path):
-                self._known[line.key] = line
+            self._catch_up()
         self.num_known = len(self._known)
 
     def find(self, key: str, job: Job) -> Result | None:
         """What answers the job, renamed to its number and choice; None where it must be worked out."""
+        found = self._answer(key, job)
+        if found is None and self._catch_up():
+            found = self._answer(key, job)
+        return found
+
+    def _answer(self, key: str, job: Job) -> Result | None:
         line = self._known.get(key)
         if line is None:
             return None
@@ -122,6 +129,24 @@ class Store:
         if result.status == "outbid" and not _settles(result, job):
             return None
         return replace(result, number=job.number, choice=job.choice)
+
+    def _catch_up(self) -> bool:
+        """Take in what the file has got since it was read; whether that is anything."""
+        if self._path is None:
+            return False
+        try:
+            if not self._path.exists() or self._path.stat().st_size <= self._read:
+                return False
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                content = file.read()
+        except OSError as error:
+            raise SquallError(f"{self._path}: cannot be read: {error.strerror or error}") from None
+        whole = content[: content.rfind(b"\n") + 1]
+        self._read += len(whole)
+        for line in _lines(whole):
+            self._known[line.key] = line
+        return bool(whole)
 
     def add(self, key: str, job: Job, result: Result) -> None:
         """Keep a result. Those that broke are tried again next time.
@@ -142,7 +167,7 @@ class Store:
                 if self._file.tell() and not _ends_whole(self._path):
                     self._file.write(b"\n")
             text = msgspec.json.encode(line) + b"\n"
-            if self._file.write(text) < len(text):
+            if self._file.write(text) < len(text):  # all at once, at the end: lines of two searches do not mix
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise SquallError(
@@ -162,16 +187,12 @@ def _settles(result: Result, job: Job) -> bool:
     return job.need is not None and result.score_at_most is not None and result.score_at_most <= job.need
 
 
-def _lines(path: Path) -> Iterator[Line]:
+def _lines(content: bytes) -> Iterator[Line]:
     decoder = msgspec.json.Decoder(Line)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise SquallError(f"{path}: cannot be read: {error.strerror or error}") from None
     for text in content.split(b"\n"):
         try:
             yield decoder.decode(text)
-        except msgspec.DecodeError:  # the end of a search that was cut off, or of another version: worked out again
+        except msgspec.DecodeError:  # of a search that was cut off in the middle, or of another version: worked out again
             continue
 
 

@@ -1,6 +1,8 @@
 """Jobs on processes: whoever dies takes one job along, whatever breaks is one result."""
 
 import multiprocessing
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -36,8 +38,42 @@ def test_a_worker_that_dies_is_one_failed_configuration() -> None:
     finally:
         pool.close()
     assert {number: result.status for number, result in results.items()} == {0: "done", 1: "failed", 2: "failed", 3: "done"}
-    assert results[1].reason == "its worker died: signal 9 (SIGKILL)"
+    assert results[1].reason == "its worker died twice: signal 9 (SIGKILL)"
     assert again[0].capacity_rps == results[0].capacity_rps
+
+
+def test_a_worker_that_somebody_kills_changes_nothing() -> None:
+    """One that waits for work, and one that is at it: their jobs go to others."""
+    pool = Processes(question(), 2)
+    try:
+        first = list(pool.run([numbered(0), numbered(1)]))
+        idle = multiprocessing.active_children()[0]
+        os.kill(idle.pid or 0, signal.SIGKILL)
+        idle.join()
+        second = list(pool.run([numbered(2), numbered(3)]))
+        third = []
+        for place, result in enumerate(pool.run([numbered(number) for number in range(4, 10)])):
+            if not place:
+                os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+            third.append(result)
+    finally:
+        pool.close()
+    assert sorted(result.number for result in first + second + third) == list(range(10))
+    assert {result.capacity_rps for result in first + second + third} == {first[0].capacity_rps}
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc to see what a process blocks")
+def test_ctrl_c_is_never_for_a_worker() -> None:
+    """Not even for one that has only just begun, and does not know yet that it should not listen."""
+    pool = Processes(question(), 1)
+    try:
+        list(pool.run([numbered(0)]))
+        status = Path(f"/proc/{multiprocessing.active_children()[0].pid}/status").read_text()
+    finally:
+        pool.close()
+    blocked = next(line.split()[1] for line in status.splitlines() if line.startswith("SigBlk:"))
+    assert int(blocked, 16) & 1 << (signal.SIGINT - 1)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])  # but for us it is
 
 
 def test_a_policy_that_raises_is_one_failed_configuration() -> None:

@@ -116,3 +116,24 @@ def test_nothing_is_worked_out_twice(tmp_path: Path) -> None:
 def test_what_is_no_file_keeps_nothing(tmp_path: Path) -> None:
     with pytest.raises(SquallError, match="is no file that results can be kept in"):
         Store(tmp_path)
+
+
+def test_two_searches_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "store.jsonl"
+    one, other = Store(path), Store(path)
+    one.add("k", job(), DONE)
+    found = other.find("k", Job(3, {"z": 1}, {}))
+    assert found is not None
+    assert found.number == 3
+    other.add("l", job(), DONE)
+    with path.open("ab") as file:
+        file.write(b'{"key": "half of a li')  # a third one is at it
+    assert one.find("l", job()) is not None
+    assert one.find("half", job()) is None
+    with path.open("ab") as file:
+        file.write(b"ne\n")
+    one.add("m", job(), DONE)
+    assert other.find("m", job()) is not None
+    one.close()
+    other.close()
+    assert Store(path).num_known == 3
