@@ -64,7 +64,8 @@ class RunSteps(Action, frozen=True, gc=False):
     its offset advances by `num_tokens` a step.
 
     The engine ends the run at the end of the first step in which a sequence stops, or at a `Cut`, and reports the steps
-    done. It takes new KV blocks from the free ones and, when there are none, those of `evictable`, in this order. Full
+    done. It takes new KV blocks from the free ones and, when there are none, those of `evictable`, in this order; of the free
+    ones no more than `num_free` (-1: all), as the others are set aside for what is to come from elsewhere. Full
     prompt blocks become shareable under their hash (unless that hash is already held) at the end of the step that
     completes them. `num_copied` KV blocks go to or come from the host's memory before the first step, as the `SwapOut` and
     `SwapIn` since the last run said; the run then has one step. With pipeline stages the next run may be asked for before this
@@ -81,6 +82,7 @@ class RunSteps(Action, frozen=True, gc=False):
     group: int = 0
     regrouped: tuple[Regrouped, ...] = ()
     num_copied: int = 0
+    num_free: int = -1
 
 
 class Cut(Action, frozen=True, gc=False):
@@ -133,6 +135,12 @@ class Reserve(Action, frozen=True, gc=False):
     request: RequestId
     num_tokens: int
     evictable: tuple[BlockHash, ...] = ()
+
+
+class Evict(Action, frozen=True, gc=False):
+    """Drop these cached KV blocks, which nobody uses: they are free from now on."""
+
+    blocks: tuple[BlockHash, ...]
 
 
 class Join(Action, frozen=True, gc=False):
@@ -245,6 +253,6 @@ class Decided(Action, frozen=True, gc=False):
 AnyAction = (
     Send | RunSteps | Cut | Preempt | Forget | Reply | StartReplica | LoadWeights | WarmReplica | StopReplica | Decided
     | Hold | Reserve | Join | SendKv | Abandon | RunLayers | SendActivations
-    | SwapOut | SwapIn
+    | SwapOut | SwapIn | Evict
 )  # fmt: skip
 """The closed union, for decoding."""

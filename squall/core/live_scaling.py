@@ -379,6 +379,7 @@ class LiveTarget:
         for work in reversed(batch.works):
             self._host.pool.release(work.blocks, ())
             work.blocks = 0
+            work.hashes = work.request.block_hashes if self._host.policy.prefix_cache else ()
             self._host.waiting.appendleft(work)
 
     def _be_alone(self, now: Nanos) -> list[AnyAction]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from squall.core.actions import Abandon, AnyAction, Chunk, Forget, Hold, Reserve, RunLayers, Send
+from squall.core.actions import Abandon, AnyAction, Chunk, Evict, Forget, Hold, Reserve, RunLayers, Send
 from squall.core.blocks import blocks_of
 from squall.core.decodes import Work, arrival
 from squall.core.events import (
@@ -32,7 +32,7 @@ from squall.core.events import (
     Unpaired,
 )
 from squall.core.live_batch import BATCH_TOKENS
-from squall.core.types import ROUTER, BlockHash, Nanos, ReplicaId, RequestId
+from squall.core.types import ROUTER, Nanos, ReplicaId, RequestId
 
 if TYPE_CHECKING:
     from squall.core.replica import Replica
@@ -84,7 +84,6 @@ class LiveSource:
         self._cancelled: list[RequestId] = []  # in the running batch; nobody is to hear of those in `_disowned`
         self._disowned: set[RequestId] = set()
         self._reserved = 0  # blocks set aside for a pull that has no answer yet
-        self._evicted: tuple[BlockHash, ...] = ()  # from the prefix cache, for pulls; nobody has been told yet
         self._pulling = False
         self._asking = False  # at this boundary
         self._starved = False  # nothing was left
@@ -125,7 +124,8 @@ class LiveSource:
         if self._may_pull():
             blocks = min(max(self._wanted, self._least), host.pool.num_available - host.decodes.next_blocks())
             if blocks >= self._least:
-                self._evicted += host.pool.oldest(max(0, blocks - host.pool.num_free))
+                if evicted := host.pool.oldest(max(0, blocks - host.pool.num_free)):
+                    actions.append(Evict(evicted))
                 host.pool.take(blocks)
                 self._reserved = blocks
                 self._pulling = self._asking = True
@@ -218,14 +218,8 @@ class LiveSource:
         self._least = 1
         self._batch, self._arrived = event, not event.layer
         taken = TakenOver(self._host.id, event.target, tuple(sorted(request.id for request in event.requests)))
-        reserved = [Reserve(half.work.request.id, half.work.target, evicted) for half, evicted in self._with_evicted(event)]
+        reserved = [Reserve(request.id, self._halves[request.id].work.target) for request in event.requests]
         return [Send(ROUTER, taken), *reserved, *self._nudge(now)]
-
-    def _with_evicted(self, event: HandedOver) -> list[tuple[Half, tuple[BlockHash, ...]]]:
-        """The first of them is told all that was evicted for the pull."""
-        halves = [self._halves[request.id] for request in event.requests]
-        evicted, self._evicted = self._evicted, ()
-        return [(half, evicted if half is halves[0] else ()) for half in halves]
 
     def _layers_done(self, event: LayersDone) -> list[AnyAction]:
         """First tokens; whoever's KV is whole decodes from here on."""

@@ -473,6 +473,10 @@ class Replica:
         self._busy = True
         self._open = steps > 1 and plan.open
         group = self._group
+        if evictable and self.live is not None:  # the engine has more that are free: what is set aside, or is still written to
+            told, num_free = self._groups.told() if group.id or self._groups.moved else (), self.pool.num_free
+            context = group.context if decodes else 0
+            return RunSteps(self._run, steps, decodes, context, chunks, evictable, group.id, told, 0, num_free)
         if group.id or self._groups.moved:
             context = group.context if decodes else 0
             return RunSteps(self._run, steps, decodes, context, chunks, evictable, group.id, self._groups.told())

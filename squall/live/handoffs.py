@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from squall.core.actions import Hold, Join, Reserve, SendKv
-from squall.core.events import AnyEvent, Cancelled, Disowned, Dropped, KvFailed, KvSent, Offered
+from squall.core.events import AnyEvent, Cancelled, Disowned, Dropped, KvFailed, KvSent
 from squall.core.types import MachineId, Nanos, ReplicaId, RequestId
 from squall.live.engine.interface import Job
 from squall.live.kv_way import KvWay, Taking
@@ -74,7 +74,7 @@ class Handoffs:
         self._jobs: dict[tuple[RequestId, int], Job] = {}  # offered, and without blocks: by request and its tokens
         self._blocks: dict[RequestId, tuple[int, ...]] = {}  # of those whose KV is to come
         self._reserving: dict[RequestId, list[KvOffer]] = {}  # that the engine has not given blocks yet
-        self._takings: dict[RequestId, list[Taking]] = {}
+        self._takings: dict[RequestId, list[tuple[KvOffer, Taking]]] = {}
         self._sendings: dict[tuple[RequestId, ReplicaId], _Sending] = {}  # a request may be on its way in vain, and once more
 
     # -- actions
@@ -99,9 +99,15 @@ class Handoffs:
             self._engine.resume(request, group)
 
     def let_go(self, requests: Sequence[RequestId]) -> Callable[[], None]:
-        """Their blocks are to be free. Returns what waits until nobody writes to them."""
-        takings = self._stop(requests)
-        return lambda: _await(takings)
+        """Their blocks are to be free, and their senders hear of it. Returns what waits until nobody writes to them."""
+        stopped, refused = self._stop(requests)
+        for offer in refused:
+            self._refuse(offer)
+        return lambda: _await(stopped)
+
+    def job_of(self, action: Reserve) -> Job:
+        """What came with the offer that blocks are taken for."""
+        return self._jobs[action.request, action.num_tokens]
 
     def _reserve(self, action: Reserve) -> None:
         request = action.request
@@ -121,9 +127,9 @@ class Handoffs:
 
     # -- as a target
 
-    def expect(self, event: Offered, job: Job) -> None:
-        """What came with an offer to this replica."""
-        self._jobs[event.request.id, event.num_tokens] = job
+    def expect(self, request: RequestId, num_tokens: int, job: Job) -> None:
+        """What came with an offer to this replica, before its machine reserves blocks for so many tokens."""
+        self._jobs[request, num_tokens] = job
 
     def take(self, offer: KvOffer) -> None:
         """KV that this replica has asked for can be had."""
@@ -136,15 +142,15 @@ class Handoffs:
 
     def _take(self, offer: KvOffer) -> None:
         taking = self._way.take(offer, self._blocks[offer.request])
-        self._takings.setdefault(offer.request, []).append(taking)
+        self._takings.setdefault(offer.request, []).append((offer, taking))
         taking.ended.add_done_callback(lambda _: self._desk.on_loop(lambda of: self._ended(of, taking), offer))
 
     def _ended(self, offer: KvOffer, taking: Taking) -> None:
         """Where it has come, its sender knows, and tells the machine."""
         takings = self._takings.get(offer.request, [])
-        if taking not in takings:
+        if (offer, taking) not in takings:
             return
-        takings.remove(taking)
+        takings.remove((offer, taking))
         if not takings:
             del self._takings[offer.request]
         if not taking.ended.cancelled() and (error := taking.ended.exception()) is not None:
@@ -154,15 +160,17 @@ class Handoffs:
     def _refuse(self, offer: KvOffer) -> None:
         self._desk.tell(offer.source, KvFailed(offer.request, self._replica, offer.first, offer.last))
 
-    def _stop(self, requests: Iterable[RequestId]) -> list[Taking]:
-        stopped: list[Taking] = []
+    def _stop(self, requests: Iterable[RequestId]) -> tuple[list[Taking], list[KvOffer]]:
+        """What was being fetched, and all that was offered and is not taken."""
+        takings: list[tuple[KvOffer, Taking]] = []
+        refused: list[KvOffer] = []
         for request in requests:
             self._blocks.pop(request, None)
-            self._reserving.pop(request, None)
-            stopped += self._takings.pop(request, [])
-        for taking in stopped:
+            refused += self._reserving.pop(request, ())
+            takings += self._takings.pop(request, ())
+        for _, taking in takings:
             taking.stop()
-        return stopped
+        return [taking for _, taking in takings], [*refused, *(offer for offer, _ in takings)]
 
     # -- what is heard of both ends
 
@@ -226,13 +234,20 @@ class Handoffs:
             self._way.withdraw(sending.number)
             self._desk.ended(event)
 
+    def lose(self, partner: ReplicaId) -> None:
+        """Of a pair, the other one is gone: what is being sent to it has failed."""
+        for request, to in list(self._sendings):
+            if to == partner:
+                self._end(request, to, KvFailed(request, to))
+
     def close(self) -> Callable[[], None]:
         """The session is over. Returns what waits until nobody writes to this replica's blocks."""
         for sending in self._sendings.values():
             self._way.withdraw(sending.number)
         self._sendings.clear()
         self._jobs.clear()
-        return self.let_go([*self._takings])
+        stopped, _ = self._stop([*self._takings])
+        return lambda: _await(stopped)
 
 
 def _await(takings: Sequence[Taking]) -> None:

@@ -22,6 +22,8 @@ from squall.core.events import (
     Arrived,
     Cancelled,
     DrainWanted,
+    HandedOver,
+    LivePaired,
     LoadFailed,
     Offered,
     Progressed,
@@ -29,6 +31,9 @@ from squall.core.events import (
     ReplicaStopped,
     ScaleWanted,
     Submitted,
+    Surrendered,
+    TakenOver,
+    Unpaired,
 )
 from squall.core.fleet_plan import FleetPlan
 from squall.core.lifecycle import Phase
@@ -36,9 +41,10 @@ from squall.core.types import CONTROLLER, ROUTER, MachineId, Nanos, ReplicaId, R
 from squall.deployment import plain_plan, router_of
 from squall.errors import ConfigError, Rejected, ReplicaFailed, SquallError
 from squall.eventlog import EventLog
+from squall.live.activations import ActivationsOffer
 from squall.live.driver import Driver, Priority
 from squall.live.engine.hashing import block_hashes
-from squall.live.engine.interface import Sampling, TokenOut
+from squall.live.engine.interface import Job, Sampling, TokenOut
 from squall.live.engine.tokenizer import Tokenizer
 from squall.live.fleet_book import FleetBook
 from squall.live.frontend import FleetStatus, FrontendStats, ReplicaStats
@@ -110,6 +116,7 @@ class Head:
         self._past_queries = self._past_hits = 0  # of sessions that are over
         self._num_preemptions = 0
         self._stopping: set[ReplicaId] = set()
+        self._pairs: dict[ReplicaId, ReplicaId] = {}  # the source of each target (live scaling)
         self._last_words: dict[ReplicaId, str] = {}
         self._looked = asyncio.Event()
 
@@ -228,6 +235,7 @@ class Head:
             case Send(to, Offered()):
                 self._offer_to(to, action.event)
             case Send(to, event):
+                self._follow_pairs(event)
                 self._send(to, event)
             case Reply():
                 self._reject(action)
@@ -355,9 +363,12 @@ class Head:
         if self._clients.get(client.replica) is not client:
             return
         if to >= 0:  # another replica
+            self._follow_pairs(event)
             self._send(to, event)
             return
         match event:
+            case TakenOver():
+                return  # the router heard of it when the batch went by
             case Progressed():
                 self._num_preemptions += len(event.preempted)
                 for request in event.finished:
@@ -373,6 +384,28 @@ class Head:
             case ReplicaStopped():
                 return  # the same
         self._driver.post(to, event, Priority.END if to == CONTROLLER else Priority.MESSAGE)
+
+    def handed_over(self, client: ReplicaClient, to: MachineId, event: HandedOver, jobs: Sequence[Job]) -> None:
+        """A batch changes hands. The router hears of it now: later words of either replica, or their loss, come after it.
+
+        Where the pair has ended meanwhile nobody takes it, and its requests begin anew.
+        """
+        if self._clients.get(client.replica) is not client:
+            return
+        requests = tuple(sorted(request.id for request in event.requests))
+        receiver = self._clients.get(to)
+        if receiver is None or self._pairs.get(event.target) != to:
+            self._driver.post(ROUTER, Surrendered(event.target, requests), Priority.END)
+            return
+        receiver.send(event, jobs=jobs)
+        self._driver.post(ROUTER, TakenOver(to, event.target, requests), Priority.END)
+
+    def _follow_pairs(self, event: AnyEvent) -> None:
+        match event:
+            case LivePaired(target, source):
+                self._pairs[target] = source
+            case Unpaired(target):
+                self._pairs.pop(target, None)
 
     def tokens(self, client: ReplicaClient, tokens: Sequence[TokenOut]) -> None:
         if self._clients.get(client.replica) is not client:
@@ -402,7 +435,7 @@ class Head:
         if self._clients.get(client.replica) is client:
             self._book.moved(moved)
 
-    def offered(self, client: ReplicaClient, offer: KvOffer) -> None:
+    def offered(self, client: ReplicaClient, offer: KvOffer | ActivationsOffer) -> None:
         if self._clients.get(client.replica) is client and (receiver := self._clients.get(offer.to)):
             receiver.hand_on(offer)
 

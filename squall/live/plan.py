@@ -25,7 +25,7 @@ def served_plan(config: Config, model: ServedModel) -> FleetPlan:
             return plan
         from squall.live.engine.build import emulated_plan
 
-        return emulated_plan(config, model)
+        return replace(emulated_plan(config, model), live_layers=num_live_layers(config, model))
     gpus = config.replica.tp * config.replica.pp
     slots = plan.slots
     if config.launcher.kind == "hosts":
@@ -37,4 +37,20 @@ def served_plan(config: Config, model: ServedModel) -> FleetPlan:
         slots = replace(slots, per_domain=max(1, node_of(config, resolve_gpu(config.cluster.gpu)).domain // gpus))
     spec = model.spec
     num_bytes = spec.weight_bytes(config.replica.tp, config.replica.dtype, pp=config.replica.pp) * gpus
-    return replace(plan, slots=slots, weights=Weights(config.model.name, num_bytes, spec.num_layers))
+    weights = Weights(config.model.name, num_bytes, spec.num_layers)
+    return replace(plan, slots=slots, weights=weights, live_layers=num_live_layers(config, model))
+
+
+def num_live_layers(config: Config, model: ServedModel) -> int:
+    """Layers that a replica which loads can run one by one; 0 where its engine cannot, or nobody wants it to.
+
+    Real replicas can on one CPU: KV leaves no GPU yet, and no replica of several ranks. NIXL moves none of their batches, whose
+    memory comes and goes.
+    """
+    if not config.load.live or config.replica.pp > 1 or not plain_plan(config).is_elastic:
+        return 0
+    if config.serve.engine != "emulated" and (
+        config.serve.device != "cpu" or config.replica.tp > 1 or config.serve.transport == "nixl"
+    ):
+        return 0
+    return model.spec.num_layers

@@ -16,32 +16,42 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from squall.core.actions import (
     Abandon,
     AnyAction,
     Cut,
+    Evict,
     Forget,
     Hold,
     Join,
     LoadWeights,
     Preempt,
     Reserve,
+    RunLayers,
     RunSteps,
     Send,
+    SendActivations,
     SendKv,
     StopReplica,
     WarmReplica,
 )
 from squall.core.events import (
     AnyEvent,
+    HandedOver,
     LayerArrived,
+    LayersDone,
+    LivePaired,
     LoadFailed,
     Offered,
     ReplicaLost,
     ReplicaStarted,
     ReplicaStopped,
+    RoleChanged,
     StepsDone,
     Submitted,
+    Unpaired,
     Warmed,
     WeightsLoaded,
 )
@@ -50,10 +60,12 @@ from squall.core.types import CONTROLLER, MachineId, ReplicaId, RequestId, RunId
 from squall.core.views import BatchingPolicy
 from squall.errors import SquallError
 from squall.eventlog import EventLog
+from squall.live.activations import ActivationsOffer, ActivationsWay
 from squall.live.driver import Driver, Priority
-from squall.live.engine.interface import Engine, Job, RunEnded, TokenOut
+from squall.live.engine.interface import Engine, Job, LayersEnded, LiveEngine, RunEnded, TokenOut
 from squall.live.handoffs import Handoffs
 from squall.live.kv_way import KvWay
+from squall.live.layers import Layers
 from squall.live.loading import Loads, Order, Way, Whole
 from squall.live.rpc import convert
 from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
@@ -106,6 +118,7 @@ class Host:
         log: of events and actions; None writes none.
         way: how its weights come; as the engine brings them itself when None.
         kv: how its KV moves; None where it does not.
+        activations: how batches change hands (live scaling); None where they do not.
 
     Attributes:
         session: the one that is open; None while no head wants it.
@@ -114,7 +127,7 @@ class Host:
 
     def __init__(
         self, replica: ReplicaId, engine: Engine, policy: BatchingPolicy, log: EventLog | None, way: Way | None = None,
-        kv: KvWay | None = None,
+        kv: KvWay | None = None, activations: ActivationsWay | None = None,
     ) -> None:  # fmt: skip
         self.replica = replica
         self.engine = engine
@@ -125,6 +138,7 @@ class Host:
         self.failed: BaseException | None = None
         self.way: Way = Whole(lambda: self.engine.load()) if way is None else way
         self.kv = kv
+        self.activations = activations
         self.loads = Loads(self.way)
 
     def lose(self, error: BaseException) -> None:
@@ -138,6 +152,8 @@ class Host:
         self.loads.stop()
         if self.kv is not None:
             self.kv.close()
+        if self.activations is not None:
+            self.activations.close()
         self.way.close()
 
 
@@ -164,9 +180,13 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._driver: Driver | None = None
         self._machine: Replica | None = None
-        self._known: set[RequestId] = set()  # requests that the engine knows
+        self._known: dict[RequestId, Job] = {}  # requests that the engine knows
         self._waiting: set[RequestId] = set()  # of these, not begun
+        self._handed: dict[RequestId, Job] = {}  # of the batch that was handed over last, without blocks
+        self._anew: dict[RequestId, Job] = {}  # of requests that begin once more when the layers that run have ended
+        self._layers_of: frozenset[RequestId] = frozenset()  # that run
         self._handoffs = None if host.kv is None else Handoffs(host.replica, host.kv, self)
+        self._layers = None if host.activations is None else Layers(host.replica, host.activations, self)
         self._run: RunId = 0
         self._heartbeat: asyncio.TimerHandle | None = None
         self._closed = False
@@ -195,6 +215,8 @@ class Session:
         if self._driver is not None:
             self._driver.stop()
         self._engine.cut(self._run)
+        if self._layers is not None:
+            self._layers.close()
         if self._handoffs is not None:
             self._host.thread.call(self._handoffs.close())
         self._host.thread.call(self._engine.reset)
@@ -206,6 +228,9 @@ class Session:
             return
         if message.WhichOneof("message") == "kv_offer":
             self._moving(message).take(convert.from_message(message.kv_offer, KvOffer))
+            return
+        if message.WhichOneof("message") == "activations_offer":
+            self._sharing(message).take(convert.from_message(message.activations_offer, ActivationsOffer))
             return
         match convert.action_from_message(message.action):
             case LoadWeights(replica, transfer):
@@ -223,21 +248,50 @@ class Session:
 
     def _deliver(self, event: AnyEvent, message: pb.ToReplica) -> None:
         if self._driver is None:
-            raise ValueError(f"{type(event).__name__} before the weights were loaded")
-        if isinstance(event, Submitted):
-            if not message.HasField("job"):
-                raise ValueError(f"request {event.request.id} came without its tokens")
-            job = convert.from_message(message.job, Job)
-            self._known.add(job.request)
-            self._waiting.add(job.request)
-            self._in_engine(lambda: self._engine.add(job), None, self._fail)
-        elif isinstance(event, Offered):
-            self._moving(event).expect(event, convert.from_message(message.job, Job))
-        if self._handoffs is None:
+            if not isinstance(event, LivePaired | RoleChanged):
+                raise ValueError(f"{type(event).__name__} before the weights were loaded")
+            self._in_engine(self._host.way.prepare, None, self._load_failed)  # it works while they arrive
+            self._make_machine()
+        match event:
+            case Submitted():
+                if not message.HasField("job"):
+                    raise ValueError(f"request {event.request.id} came without its tokens")
+                self._submit(convert.from_message(message.job, Job))
+            case Offered(request, num_tokens):
+                self._moving(event).expect(request.id, num_tokens, convert.from_message(message.job, Job))
+            case HandedOver(_, _, layer):
+                jobs = [convert.from_message(job, Job) for job in message.jobs]
+                self._handed = {job.request: job for job in jobs}
+                self._waiting.update(self._handed if not layer else ())
+        if self._lets_pass(event):
+            assert self._driver is not None
             self._driver.post(self._host.replica, event, Priority.MESSAGE)
-        elif self._handoffs.lets_pass(event):
-            self._driver.post(self._host.replica, event, Priority.MESSAGE)
+            self._passed(event)
+
+    def _submit(self, job: Job) -> None:
+        """Where the engine knows the request already, it begins once more, and what was is forgotten first."""
+        request = job.request
+        if request in self._layers_of:
+            self._anew[request] = job
+            return
+        if request in self._known:
+            self._free((request,))
+        self._known[request] = job
+        self._waiting.add(request)
+        self.in_engine(lambda: self._engine.add(job))
+
+    def _lets_pass(self, event: AnyEvent) -> bool:
+        layers, handoffs = self._layers, self._handoffs
+        return (layers is None or layers.lets_pass(event)) and (handoffs is None or handoffs.lets_pass(event))
+
+    def _passed(self, event: AnyEvent) -> None:
+        """The machine will be given it."""
+        if self._handoffs is not None:
             self._handoffs.heard(event)
+        if isinstance(event, Unpaired) and event.lost and self._layers is not None and self._handoffs is not None:
+            partner = event.source if event.target == self._host.replica else event.target
+            self._layers.lose(partner)
+            self._handoffs.lose(partner)
 
     def _moving(self, what: object) -> Handoffs:
         if self._handoffs is None:
@@ -245,8 +299,16 @@ class Session:
             raise ValueError(f"{type(what).__name__}: KV does not move here; {where}")
         return self._handoffs
 
+    def _sharing(self, what: object) -> Layers:
+        if self._layers is None:
+            raise ValueError(f"{type(what).__name__}: batches do not change hands here; load.live is not set")
+        return self._layers
+
     def tell(self, to: MachineId, event: AnyEvent) -> None:
-        self._put(pb.FromReplica(send=pb.Send(to=to, event=convert.event_to_message(event))))
+        jobs = []
+        if isinstance(event, HandedOver):
+            jobs = [convert.to_message(replace(self._known[request.id], block_hashes=())) for request in event.requests]
+        self._put(pb.FromReplica(send=pb.Send(to=to, event=convert.event_to_message(event)), jobs=jobs))
 
     # -- actions
 
@@ -261,23 +323,72 @@ class Session:
             case Cut():
                 self._engine.cut(action.run)
             case Preempt():
-                self._in_engine(lambda: self._engine.preempt(action.requests), None, self._fail)
+                self._let_go(action.requests)
+                self.in_engine(lambda: self._engine.preempt(action.requests))
             case Forget() | Abandon():
-                self._known.difference_update(action.requests)
-                self._waiting.difference_update(action.requests)
-                self._free(action.requests)
+                self._drop(action.requests)
             case Hold() | Join() | SendKv():
                 self._moving(action).perform(action)
             case Reserve():
-                self._known.add(action.request)
-                self._moving(action).perform(action)
+                self._reserve(action)
+            case RunLayers():
+                self._run_layers(action)
+            case SendActivations():
+                self._sharing(action).send(action)
+            case Evict():
+                engine = self._live_engine(action)
+                self.in_engine(lambda: engine.evict(action.blocks))
             case _:
                 raise TypeError(f"a replica cannot ask for {type(action).__name__}")
 
+    def _reserve(self, action: Reserve) -> None:
+        handoffs, request = self._moving(action), action.request
+        if (job := self._handed.pop(request, None)) is not None:
+            handoffs.expect(request, action.num_tokens, job)
+        self._known[request] = handoffs.job_of(action)
+        handoffs.perform(action)
+
+    def _drop(self, requests: tuple[RequestId, ...]) -> None:
+        """Whoever has been submitted once more begins now."""
+        for request in requests:
+            self._known.pop(request, None)
+        self._waiting.difference_update(requests)
+        self._free(requests)
+        for request in requests:
+            if (job := self._anew.pop(request, None)) is not None:
+                self._submit(job)
+
     def _free(self, requests: tuple[RequestId, ...]) -> None:
+        self._let_go(requests)
+        self.in_engine(lambda: self._engine.forget(requests))
+
+    def _let_go(self, requests: tuple[RequestId, ...]) -> None:
         if self._handoffs is not None:
             self.in_engine(self._handoffs.let_go(requests))
-        self.in_engine(lambda: self._engine.forget(requests))
+
+    # -- layers (see layers.py)
+
+    def _live_engine(self, what: object) -> LiveEngine:
+        self._sharing(what)
+        assert self._host.activations is not None
+        return self._host.activations.engine
+
+    def _run_layers(self, action: RunLayers) -> None:
+        engine = self._live_engine(action)
+        given = self._sharing(action).given(action)
+        if not action.first_layer:
+            self._tell_begun(action)
+        self._layers_of = frozenset(chunk.request for chunk in action.chunks)
+        self._in_engine(lambda: engine.run_batch(action, self._emit, given), self._layers_ended, self._fail)
+
+    def _layers_ended(self, ended: LayersEnded) -> None:
+        self._layers_of = frozenset()
+        if ended.stopped:
+            self._drop(ended.stopped)
+        self.ended(LayersDone(ended.batch, ended.last_layer, ended.stopped))
+
+    def offer_activations(self, offer: ActivationsOffer) -> None:
+        self._put(pb.FromReplica(activations_offer=convert.to_message(offer)))
 
     # -- for hand-offs
 
@@ -295,7 +406,7 @@ class Session:
     def offer(self, offer: KvOffer) -> None:
         self._put(pb.FromReplica(kv_offer=convert.to_message(offer)))
 
-    def _tell_begun(self, action: RunSteps) -> None:
+    def _tell_begun(self, action: RunSteps | RunLayers) -> None:
         begun = [chunk.request for chunk in action.chunks if chunk.request in self._waiting]
         if begun:
             self._waiting.difference_update(begun)
@@ -317,14 +428,19 @@ class Session:
 
     def _loaded(self, moved: WeightsMoved) -> None:
         self._load_over = True
-        engine, replica = self._engine, self._host.replica
+        self._make_machine()
+        self._put(pb.FromReplica(moved=convert.to_message(moved)))
+        self.tell(CONTROLLER, WeightsLoaded(self._host.replica, self._engine.num_blocks, self._engine.block_size))
+
+    def _make_machine(self) -> None:
+        """Once: with the weights, or before them where it is to work meanwhile."""
+        if self._driver is not None:
+            return
+        engine, replica, log = self._engine, self._host.replica, self._host.log
         self._machine = Replica(replica, self._host.policy, engine.num_blocks, engine.block_size)
-        log = self._host.log
         self._driver = Driver({replica: self._machine}, self._perform, log.record if log is not None else None)
         if log is not None:
             log.created(time.monotonic_ns(), replica, self._machine)
-        self._put(pb.FromReplica(moved=convert.to_message(moved)))
-        self.tell(CONTROLLER, WeightsLoaded(replica, engine.num_blocks, engine.block_size))
 
     def _load_failed(self, error: BaseException) -> None:
         if self._load_over:
@@ -335,7 +451,8 @@ class Session:
         self.tell(CONTROLLER, LoadFailed(self._host.replica, _one_line(error)))
 
     def _run_ended(self, ended: RunEnded) -> None:
-        self._known.difference_update(ended.stopped)
+        for request in ended.stopped:
+            self._known.pop(request, None)
         if self._driver is not None:
             self._driver.post(self._host.replica, StepsDone(ended.run, ended.steps, ended.stopped), Priority.END)
 

@@ -15,6 +15,7 @@ from squall.core.actions import (
     AnyAction,
     Cut,
     Decided,
+    Evict,
     Forget,
     Hold,
     Join,
@@ -237,7 +238,7 @@ class Driver:
                 ends_at = self._engines[id].cut(run, now)
                 if ends_at is not None:
                     heappush(self._heap, (ends_at, END, id, run, None))
-            case Abandon() | Reserve():
+            case Abandon() | Reserve() | Evict():
                 pass  # blocks are the machine's business: here they have no content
             case SendKv() | SendActivations():
                 self._loader.send_kv(id, action, now)

@@ -14,6 +14,7 @@ from squall.core.actions import LoadWeights, RunSteps, StopReplica, WarmReplica
 from squall.core.events import (
     AnyEvent,
     Cancelled,
+    HandedOver,
     LoadFailed,
     Progressed,
     ReplicaLost,
@@ -26,6 +27,7 @@ from squall.core.events import (
 from squall.core.fleet_view import Place, Transfer
 from squall.core.types import MILLISECOND, MachineId, Request
 from squall.errors import ModelError
+from squall.live.activations import ActivationsOffer
 from squall.live.engine.emulated import EmulatedEngine
 from squall.live.engine.interface import Job, RunEnded, Sampling, TokenOut
 from squall.live.rpc.client import ReplicaClient
@@ -49,7 +51,7 @@ class Ear:
         self.began: list[int] = []
         self.peer: Peer | None = None
         self.moves: list[WeightsMoved] = []
-        self.offers: list[KvOffer] = []
+        self.offers: list[KvOffer | ActivationsOffer] = []
 
     def heard(self, client: ReplicaClient, to: MachineId, event: AnyEvent) -> None:
         self.events.append(event)
@@ -72,7 +74,10 @@ class Ear:
     def reachable(self, client: ReplicaClient, peer: Peer) -> None:
         self.peer = peer
 
-    def offered(self, client: ReplicaClient, offer: KvOffer) -> None:
+    def handed_over(self, client: ReplicaClient, to: MachineId, event: HandedOver, jobs: Sequence[Job]) -> None:
+        self.events.append(event)
+
+    def offered(self, client: ReplicaClient, offer: KvOffer | ActivationsOffer) -> None:
         self.offers.append(offer)
 
     def moved(self, client: ReplicaClient, moved: WeightsMoved) -> None:

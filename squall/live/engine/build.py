@@ -38,7 +38,7 @@ def _emulated(config: Config, model: ServedModel, gpu: Gpu) -> Callable[[], Engi
     latency = latency_model(config.latency, model.spec, gpu, config.replica)
     blocks, tokenizer = _num_blocks(config, model, gpu), model.tokenizer()
     size, longest, dilation = config.replica.block_size, model.max_model_len, config.serve.time_dilation
-    return lambda: EmulatedEngine(latency, blocks, size, longest, tokenizer, dilation)
+    return lambda: EmulatedEngine(latency, blocks, size, longest, tokenizer, dilation, model.spec.num_layers)
 
 
 def emulated_plan(config: Config, model: ServedModel) -> FleetPlan:

@@ -34,6 +34,7 @@ class Ledger:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
+        self.may_take = -1  # so many of the free ones, before something is evicted instead; -1: all
         self._users: dict[BlockHash, int] = {}
 
     @property
@@ -44,8 +45,9 @@ class Ledger:
     def take(self, count: int, evictable: Iterator[BlockHash]) -> None:
         """`count` blocks become private: free ones, then those of `evictable`, in its order."""
         for _ in range(count):
-            if self.num_free:
+            if self.num_free and self.may_take:
                 self.num_free -= 1
+                self.may_take -= self.may_take > 0
                 continue
             victim = next(evictable, None)
             if victim is None or self._users.pop(victim, 1):
@@ -183,6 +185,7 @@ class EmulatedEngine:
     def run(self, action: RunSteps, emit: Callable[[Sequence[TokenOut]], None]) -> RunEnded:
         group = self._choose_group(action)
         self._check(action)
+        self.ledger.may_take = action.num_free
         evictable = iter(action.evictable)
         deadline = self._start()
         done = 0
@@ -199,14 +202,13 @@ class EmulatedEngine:
             stopped = tuple(sorted(out.request for out in tokens if out.finish is not None))
             if stopped or self._cut == action.run:
                 break
+        self.ledger.may_take = -1
         self.forget(stopped)
         return RunEnded(action.run, done, stopped)
 
     def run_batch(
-        self, action: RunLayers, emit: Callable[[Sequence[TokenOut]], None], given: Activations | None = None
+        self, action: RunLayers, emit: Callable[[Sequence[TokenOut]], None], _given: Activations | None = None
     ) -> LayersEnded:
-        if action.first_layer and given is None and action.batch not in self._batches:
-            raise ValueError(f"layer {action.first_layer} of batch {action.batch} is to run, but nothing is kept of the batch")
         deadline = self._start()
         tokens = []
         for chunk in action.chunks:

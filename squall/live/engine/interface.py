@@ -194,7 +194,7 @@ class LiveEngine(KvEngine, Protocol):
         ...
 
     def run_batch(
-        self, action: RunLayers, emit: Callable[[Sequence[TokenOut]], None], given: Activations | None = None
+        self, action: RunLayers, emit: Callable[[Sequence[TokenOut]], None], given: Activations | None = None, /
     ) -> LayersEnded:
         """Run these layers on what is kept of the batch, or on what another engine has `given`; of it, requests that are not
         in `action` any more are left out. After the model's last layer nothing is kept.

@@ -14,10 +14,12 @@ class BlockTables:
 
     Attributes:
         tables: the blocks of every sequence that has any, in order of its tokens.
+        may_take: so many free blocks, before something is evicted instead; -1: all.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.tables: dict[RequestId, list[int]] = {}
+        self.may_take = -1
         self._block_size = block_size
         self._free = list(range(num_blocks - 1, -1, -1))
         self._held: dict[BlockHash, int] = {}
@@ -47,8 +49,13 @@ class BlockTables:
         """Grow the table until it holds `num_tokens` tokens, from free blocks and then from `evictable`. Returns the table."""
         table = self.tables[request]
         while len(table) * self._block_size < num_tokens:
-            table.append(self._free.pop() if self._free else self._evict(request, evictable))
+            table.append(self._take() if self._free and self.may_take else self._evict(request, evictable))
         return table
+
+    def _take(self) -> int:
+        if self.may_take > 0:
+            self.may_take -= 1
+        return self._free.pop()
 
     def file(self, request: RequestId, hashes: Sequence[BlockHash], num_tokens: int) -> None:
         """Keep the prompt blocks that are full now that `num_tokens` tokens are computed, unless their hash is held already."""

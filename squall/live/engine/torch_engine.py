@@ -216,6 +216,7 @@ class TorchEngine:
     def run(self, action: RunSteps, emit: Callable[[Sequence[TokenOut]], None]) -> RunEnded:
         self._choose_rows(action)
         self._check(action)
+        self._blocks.may_take = action.num_free
         evictable = iter(action.evictable)
         stopped: list[RequestId] = []
         done = 0
@@ -226,6 +227,7 @@ class TorchEngine:
             stopped = sorted(out.request for out in tokens if out.finish is not None)
             if tokens:
                 emit(tokens)
+        self._blocks.may_take = -1
         self.forget(stopped)
         return RunEnded(action.run, done, tuple(stopped))
 

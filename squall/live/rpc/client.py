@@ -14,8 +14,9 @@ from typing import Protocol
 import grpc
 
 from squall.core.actions import AnyAction
-from squall.core.events import AnyEvent
+from squall.core.events import AnyEvent, HandedOver
 from squall.core.types import MachineId, ReplicaId, RequestId
+from squall.live.activations import ActivationsOffer
 from squall.live.engine.interface import Job, TokenOut
 from squall.live.rpc import convert
 from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
@@ -31,12 +32,13 @@ class Listener(Protocol):
     """Who hears what a replica says. Called on the loop, in the order in which the replica spoke."""
 
     def heard(self, client: ReplicaClient, to: MachineId, event: AnyEvent) -> None: ...
+    def handed_over(self, client: ReplicaClient, to: MachineId, event: HandedOver, jobs: Sequence[Job]) -> None: ...
     def tokens(self, client: ReplicaClient, tokens: Sequence[TokenOut]) -> None: ...
     def load(self, client: ReplicaClient, load: ReplicaLoad) -> None: ...
     def begun(self, client: ReplicaClient, requests: Sequence[RequestId]) -> None: ...
     def reachable(self, client: ReplicaClient, peer: Peer) -> None: ...
     def moved(self, client: ReplicaClient, moved: WeightsMoved) -> None: ...
-    def offered(self, client: ReplicaClient, offer: KvOffer) -> None: ...
+    def offered(self, client: ReplicaClient, offer: KvOffer | ActivationsOffer) -> None: ...
 
 
 class ReplicaClient:
@@ -57,13 +59,17 @@ class ReplicaClient:
         self._outbox: asyncio.Queue[pb.ToReplica] = asyncio.Queue()
         self._heard_at = 0.0
 
-    def send(self, message: AnyEvent | AnyAction, job: Job | None = None, peers: Sequence[Peer] = ()) -> None:
+    def send(
+        self, message: AnyEvent | AnyAction, job: Job | None = None, peers: Sequence[Peer] = (), jobs: Sequence[Job] = ()
+    ) -> None:
         """Put a message on the stream. Never blocks; what a broken stream loses, its owner learns of as a lost replica."""
-        self._outbox.put_nowait(convert.to_replica(message, job, peers))
+        self._outbox.put_nowait(convert.to_replica(message, job, peers, jobs))
 
-    def hand_on(self, offer: KvOffer) -> None:
+    def hand_on(self, offer: KvOffer | ActivationsOffer) -> None:
         """What another replica offers this one; as `send`."""
-        self._outbox.put_nowait(pb.ToReplica(kv_offer=convert.to_message(offer)))
+        message = convert.to_message(offer)
+        kv = isinstance(offer, KvOffer)
+        self._outbox.put_nowait(pb.ToReplica(kv_offer=message) if kv else pb.ToReplica(activations_offer=message))
 
     async def run(self, address: str) -> str:
         """Talk until the session is over, and say why it is."""
@@ -94,7 +100,12 @@ class ReplicaClient:
                 case "output":
                     self._listener.tokens(self, convert.tokens_from_message(message.output))
                 case "send":
-                    self._listener.heard(self, message.send.to, convert.event_from_message(message.send.event))
+                    event = convert.event_from_message(message.send.event)
+                    if isinstance(event, HandedOver):
+                        jobs = [convert.from_message(job, Job) for job in message.jobs]
+                        self._listener.handed_over(self, message.send.to, event, jobs)
+                    else:
+                        self._listener.heard(self, message.send.to, event)
                 case "begun":
                     self._listener.begun(self, message.begun.requests)
                 case "load":
@@ -105,6 +116,8 @@ class ReplicaClient:
                     self._listener.moved(self, convert.from_message(message.moved, WeightsMoved))
                 case "kv_offer":
                     self._listener.offered(self, convert.from_message(message.kv_offer, KvOffer))
+                case "activations_offer":
+                    self._listener.offered(self, convert.from_message(message.activations_offer, ActivationsOffer))
         return "the worker ended the session"
 
     async def _watch(self) -> str:

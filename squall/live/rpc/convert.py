@@ -210,9 +210,11 @@ def _token_from_message(message: pb.TokenOut) -> TokenOut:
 # -- what travels on a session
 
 
-def to_replica(message: AnyEvent | AnyAction, job: Job | None = None, peers: Iterable[Peer] = ()) -> pb.ToReplica:
-    """An event (with the request's data, for a Submitted) or an action (with its peers, for a LoadWeights) for a replica."""
+def to_replica(
+    message: AnyEvent | AnyAction, job: Job | None = None, peers: Iterable[Peer] = (), jobs: Iterable[Job] = ()
+) -> pb.ToReplica:
+    """An event (with its request's data, or its requests') or an action (with its peers, for a LoadWeights) for a replica."""
     data = to_message(job) if job is not None else None
     if isinstance(message, Action):
         return pb.ToReplica(action=action_to_message(message), job=data, peers=[to_message(peer) for peer in peers])
-    return pb.ToReplica(event=event_to_message(message), job=data)
+    return pb.ToReplica(event=event_to_message(message), job=data, jobs=[to_message(each) for each in jobs])

@@ -97,6 +97,11 @@ class Endpoint:
         with self._lock:
             self._regions[region.name] = region
 
+    def unregister(self, name: str) -> None:
+        """See `Transport`. NIXL keeps what it was given until the end: not for memory that goes before."""
+        with self._lock:
+            self._regions.pop(name, None)
+
     def connect(self, address: str) -> SocketLink:
         link = SocketLink(address, self.node, self._token, self._patience_s, self._nixl)
         try:

@@ -83,6 +83,10 @@ class Transport(Protocol):
         """Let peers open `region`. Replaces one of the same name."""
         ...
 
+    def unregister(self, name: str) -> None:
+        """No peer can open or read it any more. Harmless if there is none."""
+        ...
+
     def connect(self, address: str) -> Link:
         """Raises PeerLost, PeerRefused; ConfigError for an address of no kind that it knows."""
         ...

@@ -14,6 +14,7 @@ from squall.core.actions import AnyAction, LoadWeights
 from squall.core.events import AnyEvent, Submitted
 from squall.core.fleet_view import Place, Transfer
 from squall.core.types import Request
+from squall.live.activations import ActivationsOffer
 from squall.live.engine.interface import Job, Sampling, TokenOut
 from squall.live.rpc import convert
 from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
@@ -73,7 +74,7 @@ def test_every_action_survives_the_wire(struct: type[Struct], data: st.DataObjec
     assert convert.action_from_message(over_the_wire(convert.action_to_message(action))) == action
 
 
-@pytest.mark.parametrize("struct", [Job, Sampling, ReplicaLoad, Peer, WeightsMoved])
+@pytest.mark.parametrize("struct", [Job, Sampling, ReplicaLoad, Peer, WeightsMoved, ActivationsOffer])
 @given(data=st.data())
 def test_a_requests_data_survives_the_wire(struct: type[Struct], data: st.DataObject) -> None:
     value = data.draw(structs(struct))

@@ -33,20 +33,24 @@ REJECTION_NO_CAPACITY: Rejection
 REJECTION_LOST: Rejection
 
 class ToReplica(_message.Message):
-    __slots__ = ("open", "event", "action", "kv_offer", "job", "peers")
+    __slots__ = ("open", "event", "action", "kv_offer", "activations_offer", "job", "peers", "jobs")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     KV_OFFER_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATIONS_OFFER_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
     open: Open
     event: Event
     action: Action
     kv_offer: KvOffer
+    activations_offer: ActivationsOffer
     job: Job
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., kv_offer: _Optional[_Union[KvOffer, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+    jobs: _containers.RepeatedCompositeFieldContainer[Job]
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., kv_offer: _Optional[_Union[KvOffer, _Mapping]] = ..., activations_offer: _Optional[_Union[ActivationsOffer, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("replica", "settled")
@@ -65,7 +69,7 @@ class Peer(_message.Message):
     def __init__(self, replica: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FromReplica(_message.Message):
-    __slots__ = ("send", "output", "load", "begun", "peer", "moved", "kv_offer")
+    __slots__ = ("send", "output", "load", "begun", "peer", "moved", "kv_offer", "activations_offer", "jobs")
     SEND_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +77,8 @@ class FromReplica(_message.Message):
     PEER_FIELD_NUMBER: _ClassVar[int]
     MOVED_FIELD_NUMBER: _ClassVar[int]
     KV_OFFER_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATIONS_OFFER_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
     send: Send
     output: StepOutput
     load: ReplicaLoad
@@ -80,7 +86,31 @@ class FromReplica(_message.Message):
     peer: Peer
     moved: WeightsMoved
     kv_offer: KvOffer
-    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., load: _Optional[_Union[ReplicaLoad, _Mapping]] = ..., begun: _Optional[_Union[Begun, _Mapping]] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., moved: _Optional[_Union[WeightsMoved, _Mapping]] = ..., kv_offer: _Optional[_Union[KvOffer, _Mapping]] = ...) -> None: ...
+    activations_offer: ActivationsOffer
+    jobs: _containers.RepeatedCompositeFieldContainer[Job]
+    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., output: _Optional[_Union[StepOutput, _Mapping]] = ..., load: _Optional[_Union[ReplicaLoad, _Mapping]] = ..., begun: _Optional[_Union[Begun, _Mapping]] = ..., peer: _Optional[_Union[Peer, _Mapping]] = ..., moved: _Optional[_Union[WeightsMoved, _Mapping]] = ..., kv_offer: _Optional[_Union[KvOffer, _Mapping]] = ..., activations_offer: _Optional[_Union[ActivationsOffer, _Mapping]] = ..., jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ...) -> None: ...
+
+class ActivationsOffer(_message.Message):
+    __slots__ = ("batch", "requests", "num_tokens", "num_bytes", "sum", "addresses", "source", "to", "number")
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SUM_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    batch: int
+    requests: _containers.RepeatedScalarFieldContainer[int]
+    num_tokens: _containers.RepeatedScalarFieldContainer[int]
+    num_bytes: int
+    sum: int
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    source: int
+    to: int
+    number: int
+    def __init__(self, batch: _Optional[int] = ..., requests: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_bytes: _Optional[int] = ..., sum: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., source: _Optional[int] = ..., to: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class KvOffer(_message.Message):
     __slots__ = ("request", "first", "last", "num_tokens", "blocks", "sums", "pool", "addresses", "fingerprint", "source", "to", "number")
@@ -782,7 +812,7 @@ class Disowned(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Action(_message.Message):
-    __slots__ = ("send", "run_steps", "cut", "preempt", "forget", "reply", "start_replica", "load_weights", "warm_replica", "stop_replica", "decided", "send_kv", "abandon", "run_layers", "send_activations", "swap_out", "swap_in", "hold", "reserve", "join")
+    __slots__ = ("send", "run_steps", "cut", "preempt", "forget", "reply", "start_replica", "load_weights", "warm_replica", "stop_replica", "decided", "send_kv", "abandon", "run_layers", "send_activations", "swap_out", "swap_in", "evict", "hold", "reserve", "join")
     SEND_FIELD_NUMBER: _ClassVar[int]
     RUN_STEPS_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
@@ -800,6 +830,7 @@ class Action(_message.Message):
     SEND_ACTIVATIONS_FIELD_NUMBER: _ClassVar[int]
     SWAP_OUT_FIELD_NUMBER: _ClassVar[int]
     SWAP_IN_FIELD_NUMBER: _ClassVar[int]
+    EVICT_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
@@ -820,10 +851,11 @@ class Action(_message.Message):
     send_activations: SendActivations
     swap_out: SwapOut
     swap_in: SwapIn
+    evict: Evict
     hold: Hold
     reserve: Reserve
     join: Join
-    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., run_steps: _Optional[_Union[RunSteps, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., start_replica: _Optional[_Union[StartReplica, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., warm_replica: _Optional[_Union[WarmReplica, _Mapping]] = ..., stop_replica: _Optional[_Union[StopReplica, _Mapping]] = ..., decided: _Optional[_Union[Decided, _Mapping]] = ..., send_kv: _Optional[_Union[SendKv, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., run_layers: _Optional[_Union[RunLayers, _Mapping]] = ..., send_activations: _Optional[_Union[SendActivations, _Mapping]] = ..., swap_out: _Optional[_Union[SwapOut, _Mapping]] = ..., swap_in: _Optional[_Union[SwapIn, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ...) -> None: ...
+    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., run_steps: _Optional[_Union[RunSteps, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., start_replica: _Optional[_Union[StartReplica, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., warm_replica: _Optional[_Union[WarmReplica, _Mapping]] = ..., stop_replica: _Optional[_Union[StopReplica, _Mapping]] = ..., decided: _Optional[_Union[Decided, _Mapping]] = ..., send_kv: _Optional[_Union[SendKv, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., run_layers: _Optional[_Union[RunLayers, _Mapping]] = ..., send_activations: _Optional[_Union[SendActivations, _Mapping]] = ..., swap_out: _Optional[_Union[SwapOut, _Mapping]] = ..., swap_in: _Optional[_Union[SwapIn, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ...) -> None: ...
 
 class Send(_message.Message):
     __slots__ = ("to", "event")
@@ -858,7 +890,7 @@ class Regrouped(_message.Message):
     def __init__(self, group: _Optional[int] = ..., requests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RunSteps(_message.Message):
-    __slots__ = ("run", "steps", "num_decodes", "decode_context", "chunks", "evictable", "group", "regrouped", "num_copied")
+    __slots__ = ("run", "steps", "num_decodes", "decode_context", "chunks", "evictable", "group", "regrouped", "num_copied", "num_free")
     RUN_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_DECODES_FIELD_NUMBER: _ClassVar[int]
@@ -868,6 +900,7 @@ class RunSteps(_message.Message):
     GROUP_FIELD_NUMBER: _ClassVar[int]
     REGROUPED_FIELD_NUMBER: _ClassVar[int]
     NUM_COPIED_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_FIELD_NUMBER: _ClassVar[int]
     run: int
     steps: int
     num_decodes: int
@@ -877,7 +910,8 @@ class RunSteps(_message.Message):
     group: int
     regrouped: _containers.RepeatedCompositeFieldContainer[Regrouped]
     num_copied: int
-    def __init__(self, run: _Optional[int] = ..., steps: _Optional[int] = ..., num_decodes: _Optional[int] = ..., decode_context: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., evictable: _Optional[_Iterable[int]] = ..., group: _Optional[int] = ..., regrouped: _Optional[_Iterable[_Union[Regrouped, _Mapping]]] = ..., num_copied: _Optional[int] = ...) -> None: ...
+    num_free: int
+    def __init__(self, run: _Optional[int] = ..., steps: _Optional[int] = ..., num_decodes: _Optional[int] = ..., decode_context: _Optional[int] = ..., chunks: _Optional[_Iterable[_Union[Chunk, _Mapping]]] = ..., evictable: _Optional[_Iterable[int]] = ..., group: _Optional[int] = ..., regrouped: _Optional[_Iterable[_Union[Regrouped, _Mapping]]] = ..., num_copied: _Optional[int] = ..., num_free: _Optional[int] = ...) -> None: ...
 
 class Cut(_message.Message):
     __slots__ = ("run",)
@@ -928,6 +962,12 @@ class Reserve(_message.Message):
     num_tokens: int
     evictable: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, request: _Optional[int] = ..., num_tokens: _Optional[int] = ..., evictable: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Evict(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Join(_message.Message):
     __slots__ = ("requests", "group")
