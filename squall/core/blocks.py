@@ -7,9 +7,8 @@ A block is in one of three states: free; private to one request; or cached under
 says. A cached block that nobody uses is idle: it counts as available, and the one idle for longest is evicted first.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from itertools import islice, takewhile
+from itertools import count, filterfalse, islice, takewhile
 from typing import Final
 
 from squall.core.types import BlockHash, Request
@@ -28,6 +27,10 @@ def most_blocks(request: Request, block_size: int) -> int:
     return blocks_of(request.num_prompt_tokens + request.max_output_tokens - 1, block_size)
 
 
+PLACES: Final = 1024
+"""Places in the order of eviction that may be out of use, besides as many as there are idle blocks."""
+
+
 class BlockPool:
     """Counts of blocks.
 
@@ -40,17 +43,19 @@ class BlockPool:
     Attributes:
         num_blocks: as given.
         num_available: blocks that may be taken: the free and the idle ones.
-        idle: the cached blocks that nobody uses, in the order of eviction.
+        idle: the cached blocks that nobody uses, in the order of eviction; of each, its place in that order.
     """
 
-    __slots__ = ("_held", "_more", "idle", "num_available", "num_blocks")
+    __slots__ = ("_first", "_held", "_more", "_order", "idle", "num_available", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_available = num_blocks
         self._held: set[BlockHash] = set()  # all that are cached
         self._more: dict[BlockHash, int] = {}  # users of a block beyond the first
-        self.idle: OrderedDict[BlockHash, None] = OrderedDict()
+        self.idle: dict[BlockHash, int] = {}
+        self._order: list[BlockHash] = []  # in which blocks became idle; 0 (no hash) where one is used again
+        self._first = 0  # places before this one are of evicted blocks
 
     @property
     def num_free(self) -> int:
@@ -64,12 +69,17 @@ class BlockPool:
         if len(idle) > self.num_available:
             evicted = self.oldest(len(idle) - self.num_available)
             self._held.difference_update(evicted)
-            for block in evicted:
-                del idle[block]
+            self._first = max(map(idle.pop, evicted)) + 1
 
-    def oldest(self, count: int) -> tuple[BlockHash, ...]:
-        """The `count` idle blocks that would be evicted first, in this order."""
-        return tuple(islice(self.idle, count))
+    def oldest(self, most: int) -> tuple[BlockHash, ...]:
+        """The idle blocks that would be evicted first, in this order: `most` of them, or all."""
+        order = self._order
+        found: list[BlockHash] = []
+        at = self._first
+        while len(found) < most and at < len(order):
+            found += filter(None, order[at : at + most])
+            at += most
+        return tuple(found[:most])
 
     def match(self, hashes: Sequence[BlockHash], limit: int) -> tuple[int, int]:
         """How many of the first `limit` hashes are held without a gap, and how many of those are in use already."""
@@ -81,19 +91,20 @@ class BlockPool:
         idle = self.idle
         more = self._more
         for block in hashes:
-            if block in idle:
-                del idle[block]
-                self.num_available -= 1
-            else:
+            place = idle.pop(block, None)
+            if place is None:
                 more[block] = more.get(block, 0) + 1
+            else:
+                self._order[place] = 0
+                self.num_available -= 1
 
     def share(self, hashes: Iterable[BlockHash]) -> tuple[BlockHash, ...]:
         """Turn private blocks into cached ones with one user, and return them; one whose hash is held already stays private."""
-        new = dict.fromkeys(hashes)
-        if not self._held.isdisjoint(new):
-            new = dict.fromkeys(block for block in new if block not in self._held)
-        self._held.update(new)
-        return tuple(new)
+        held = self._held
+        before = len(held)
+        new = tuple(filterfalse(held.__contains__, hashes))
+        held.update(new)
+        return new if len(held) == before + len(new) else tuple(dict.fromkeys(new))
 
     def release(self, num_blocks: int, shared: Sequence[BlockHash]) -> None:
         """One user gives back its `num_blocks` blocks, of which those in `shared` are cached.
@@ -111,6 +122,11 @@ class BlockPool:
                 if others > 1:
                     more[block] = others - 1
             self.num_available -= len(used)
-            self.idle.update(dict.fromkeys(block for block in reversed(shared) if block not in used))
-        else:
-            self.idle.update(dict.fromkeys(reversed(shared)))
+        order = self._order
+        if len(order) > 2 * len(self.idle) + PLACES:
+            order[:] = self.idle
+            self.idle = dict(zip(order, count()))
+            self._first = 0
+        unused = tuple(filterfalse(used.__contains__, reversed(shared))) if used else shared[::-1]
+        self.idle.update(zip(unused, count(len(order))))
+        order += unused

@@ -4,7 +4,7 @@ Knows what a run's decodes and chunks take, step by step. Knows no policy and no
 None where they pause; `batch` the run's chunks: whose, and tokens a step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from squall.core.blocks import EVICTED_AT_ONCE, BlockPool
 from squall.core.decodes import DecodeGroup, Work
@@ -44,7 +44,7 @@ def within_cache(
     block_size: int,
     steps: int,
     keep: int,
-    looked_at: Sequence[WorkView],
+    looked_at: Iterable[WorkView],
 ) -> tuple[int, tuple[BlockHash, ...]]:
     """As `within`, where blocks may be evicted, but no further than the plan surely holds; and what may be evicted.
 

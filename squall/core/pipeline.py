@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from squall.core.actions import AnyAction, RunSteps
 from squall.core.decodes import DecodeGroup, Work
 from squall.core.events import StepsDone
-from squall.core.horizon import need
 from squall.core.replica import Replica
 from squall.core.swap import SwappingReplica, host_blocks_of
 from squall.core.types import ReplicaId, RequestId, RunId
@@ -98,18 +97,16 @@ class PipelinedReplica(Replica):
         self._batch = []
         action = super()._launch(plan)
         self._num_runs = self._run
-        taken = need(self._group if self.num_decodes else None, self._batch, self.block_size, 1)
-        evicted = max(0, taken - self.pool.num_free)
+        taken = self._taken
+        if self.num_decodes:
+            taken += self._group.next_blocks()
         if taken:
             self.pool.take(taken)
         for work, _ in self._batch:
             self.prefilling.remove(work)
         self._flights[self._run] = Flight(self._group, self.num_decodes, self._batch, self._taken, taken)
         self._busy = len(self._flights) >= self.num_stages
-        return RunSteps(
-            action.run, 1, action.num_decodes, action.decode_context, action.chunks, action.evictable[:evicted],
-            action.group, action.regrouped,
-        )  # fmt: skip
+        return action
 
     def _victim(self) -> Work | None:
         """None where the latest arrival is in a run: whoever came before it waits for that, and is not preempted in its place."""

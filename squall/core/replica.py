@@ -76,7 +76,7 @@ class Replica:
         self._batch: list[tuple[Work, int]] = []  # the run's chunks: whose, and tokens a step
         self._taken = 0  # blocks that these take in the first step
         self._cancelled: list[RequestId] = []  # in a run, to be dropped at its end
-        self._looked_at: list[WorkView] = []  # whose cached blocks the policy asked for
+        self._looked_at: dict[WorkView, int] = {}  # whose cached blocks the policy asked for, and how many are held
         self.live: LiveTarget | LiveSource | None = None
         self.limits = LIMITS
 
@@ -397,7 +397,8 @@ class Replica:
                     self.num_decodes = plan.decodes
                     if not plan.decodes:
                         free = self.pool.num_available
-                if free >= 0 and (not plan.chunks or self._chunk_blocks(plan) <= free):
+                self._taken = self._chunk_blocks(plan) if plan.chunks else 0
+                if self._taken <= free:
                     return plan
             victim = self._victim()
             if victim is None:
@@ -408,14 +409,18 @@ class Replica:
 
     def _chunk_blocks(self, plan: Plan) -> int:
         """Blocks that the next step's pieces of the requests in prefill take."""
-        return sum(work.new_blocks(tokens, self.block_size) for work, tokens in zip(self.prefilling, plan.chunks, strict=False))
+        taken = 0
+        for work, tokens in zip(self.prefilling, plan.chunks, strict=False):
+            taken += work.new_blocks(tokens, self.block_size)
+        return taken
 
     def cached(self, work: WorkView) -> tuple[int, int]:
         """See BatchingView. A prefill always computes at least one token."""
         if not work.hashes:
             return 0, 0
-        self._looked_at.append(work)
-        return self.pool.match(work.hashes, (work.target - 1) // self.block_size)
+        found = self.pool.match(work.hashes, (work.target - 1) // self.block_size)
+        self._looked_at[work] = found[0]
+        return found
 
     def spans(self) -> Iterator[tuple[int, int]]:
         """See BatchingView."""
@@ -456,7 +461,7 @@ class Replica:
             self.decodes, self._group = self._groups.part(self.decodes, decodes)
         if plan.mark:
             self.steps_since_mark = 0
-        steps = plan.steps
+        steps = plan.steps if self.num_stages == 1 else 1
         chunks: tuple[Chunk, ...] = ()
         if plan.chunks or plan.admit:
             chunks = self._take(plan)
@@ -487,12 +492,11 @@ class Replica:
         chunks: list[Chunk] = []
         batch = self._batch
         size = self.block_size
-        taken = 0
+        taken = self._taken
         for work, tokens in zip(self.prefilling, plan.chunks, strict=False):
             if tokens:
                 batch.append((work, tokens))
                 chunks.append(Chunk(work.request.id, work.computed, tokens, 0, work.computed + tokens == work.target))
-                taken += work.new_blocks(tokens, size)
         reserve = plan.reserve
         for i, tokens in enumerate(plan.admit):
             work = self.waiting.popleft()
@@ -514,7 +518,7 @@ class Replica:
         self.prefilling.append(work)
         if not work.hashes:
             return 0
-        held, _ = self.pool.match(work.hashes, (work.target - 1) // self.block_size)
+        held = self._looked_at[work] if work in self._looked_at else self.cached(work)[0]
         work.shared = work.hashes[:held]
         self.pool.use(work.shared)
         work.blocks = held

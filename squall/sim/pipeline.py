@@ -40,12 +40,16 @@ class PipelinedEngine(Engine):
             raise ValueError(f"replica {self._replica} asks for {run.steps} steps at once of a pipeline")
         if run.regrouped:
             self._regroup(run)
-        self._groups.setdefault(run.group, DecodeClock())
+        if run.group not in self._groups:
+            self._groups[run.group] = DecodeClock()
         free_at = self._free_at
         if run.chunks:
             self._schedule(run.chunks, max(now, free_at[0]))
         for stage, busy in enumerate(self.latency.stages(run)):
-            now = free_at[stage] = max(now, free_at[stage]) + busy
+            if free_at[stage] > now:
+                now = free_at[stage]
+            now += busy
+            free_at[stage] = now
         self._on_way.append((now, run))
         return now
 

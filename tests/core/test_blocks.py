@@ -1,9 +1,11 @@
 from collections import Counter, OrderedDict
+from itertools import takewhile
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squall.core.blocks import BlockPool
+from squall.core.blocks import PLACES, BlockPool
 
 
 def cached(pool: BlockPool, *hashes: int) -> BlockPool:
@@ -86,6 +88,31 @@ def test_using_a_block_again_makes_it_the_last_to_be_evicted() -> None:
     pool.use((11,))
     pool.release(1, (11,))
     assert pool.oldest(2) == (12, 11)
+
+
+def test_the_order_of_eviction_is_kept_however_long_it_goes_on() -> None:
+    """Twelve conversations in a pool with room for eight: some go on while they are idle, and others are evicted."""
+    dice, pool = Random(7), BlockPool(80)
+    idle: OrderedDict[int, None] = OrderedDict()
+    evicted = 0
+    for _ in range(3_000):
+        first = dice.randrange(12) * 100 + 1
+        chain = tuple(range(first, first + dice.randint(1, 10)))
+        held, in_use = pool.match(chain, len(chain))
+        assert (held, in_use) == (len(list(takewhile(idle.__contains__, chain))), 0)
+        pool.use(chain[:held])
+        for block in chain[:held]:
+            del idle[block]
+        pool.take(len(chain) - held)
+        while len(idle) > pool.num_available:
+            idle.popitem(last=False)
+            evicted += 1
+        shared = chain[:held] + pool.share(chain[held:])
+        pool.release(len(chain), shared)
+        idle.update(dict.fromkeys(reversed(shared)))
+        assert pool.oldest(3) == tuple(idle)[:3]
+        assert pool.oldest(80) == tuple(idle)
+    assert evicted > PLACES
 
 
 class Book:

@@ -31,7 +31,7 @@ def check_swap(preemption: Preemption, swap_blocks: int) -> None:
 
 def most_in_batch(max_num_seqs: int, view: BatchingView) -> int:
     """Requests in one batch, where all batches of a pipeline together hold `max_num_seqs`."""
-    return max(1, max_num_seqs // view.num_stages)
+    return max_num_seqs // view.num_stages or 1
 
 
 def watermark_blocks(part: float, view: BatchingView, num_admitted: int) -> int:

@@ -56,7 +56,7 @@ class Sarathi(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind",
                 return Plan(preempt=True)
             keep = 1
         most = most_in_batch(self.max_num_seqs, view)
-        decodes = min(view.num_decodes, most)
+        decodes = view.num_decodes if view.num_decodes < most else most
         if not view.waiting and not view.prefilling:
             return Plan(FOREVER, open=view.num_running < self.max_num_seqs and decodes < self.chunk_size, decodes=most, keep=keep)
         budget = self.chunk_size - decodes
@@ -64,7 +64,7 @@ class Sarathi(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind",
         chunks: list[int] = []
         for work in view.prefilling:
             left = work.target - work.computed
-            tokens = max(0, min(left, budget, left * seats))
+            tokens = min(left, budget) if budget > 0 and seats > 0 else 0
             if tokens == budget < left and not chunks and tokens:
                 return Plan((left - 1) // budget, (budget,), open=False, decodes=most, keep=keep)
             chunks.append(tokens)
