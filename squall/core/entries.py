@@ -19,12 +19,14 @@ class Entry:
         started: that replica has yielded a token of it.
         held: what that replica holds for another one that is to decode it; None before, and once that one has it.
         to: the replica that it is promised to meanwhile.
+        taken_from: the live target whose first layers its replica goes on from; the KV of these may wait there.
         lost_by: replicas that died with it.
         num_failed: hand-offs that failed.
         queued_at: since when it waits for a replica, at the router or in the hand-off queue.
     """
 
-    __slots__ = ("backend", "held", "lost_by", "num_failed", "num_tokens", "phase", "queued_at", "request", "started", "to")
+    __slots__ = ("backend", "held", "lost_by", "num_failed", "num_tokens", "phase", "queued_at", "request", "started",
+                 "taken_from", "to")  # fmt: skip
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -34,6 +36,7 @@ class Entry:
         self.started = False
         self.held: Held | None = None
         self.to: Backend | None = None
+        self.taken_from: ReplicaId | None = None
         self.lost_by: tuple[ReplicaId, ...] = ()
         self.num_failed = 0
         self.queued_at: Nanos = request.arrived_at

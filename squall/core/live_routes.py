@@ -12,7 +12,7 @@ from squall.core.actions import AnyAction, Send
 from squall.core.events import Cancelled, Disowned, Surrendered, TakenOver, Unpaired
 from squall.core.lifecycle import RequestPhase
 from squall.core.replica_index import Backend, Chosen, Ranked, index_of
-from squall.core.types import Nanos, ReplicaId, RequestId
+from squall.core.types import Nanos, ReplicaId, RequestId, Role
 
 if TYPE_CHECKING:
     from squall.core.entries import Entry
@@ -47,9 +47,15 @@ class LiveRoutes:
             self._aside.add(source)
         source.index = self._aside
 
-    def forget(self, backend: Backend) -> None:
-        """It is gone."""
+    def forget(self, backend: Backend) -> list[AnyAction]:
+        """It is gone. What it took over begins anew, and whose first layers these were holds them for nobody."""
         self._home.pop(backend.replica, None)
+        orphans: dict[ReplicaId, list[RequestId]] = {}
+        for id, entry in self._router._entries.items():
+            if entry.backend is backend and entry.taken_from is not None and backend.role is not Role.BOTH:
+                orphans.setdefault(entry.taken_from, []).append(id)
+                entry.taken_from = None
+        return [Send(target, Disowned(tuple(sorted(ids)))) for target, ids in orphans.items()]
 
     def handle(self, event: Surrendered | TakenOver | Unpaired, now: Nanos) -> list[AnyAction]:
         match event:
@@ -106,7 +112,7 @@ class LiveRoutes:
                 others.append(id)
                 continue
             self._leave(entry, target)
-            entry.backend = source
+            entry.backend, entry.taken_from = source, target.replica
             source.num_waiting += 1
             source.num_tokens += entry.request.num_prompt_tokens
             source.num_promised += entry.num_tokens

@@ -286,7 +286,7 @@ class Router:
     def _lose(self, backend: Backend, now: Nanos) -> list[AnyAction]:
         """Its requests go to the front of the queue, or are given up."""
         del self._backends[backend.replica]
-        self._pairs.forget(backend)
+        told = self._pairs.forget(backend)
         self._closing.discard(backend.replica)
         if backend.open:
             backend.index.remove(backend)
@@ -294,7 +294,7 @@ class Router:
         orphans = sorted(id for id, entry in self._entries.items() if entry.backend is backend)
         for id in reversed(orphans):
             actions += self._requeue(self._entries[id], backend, now)
-        return actions[::-1] + self._fleet_changed()
+        return told + actions[::-1] + self._fleet_changed()
 
     def _requeue(self, entry: Entry, backend: Backend, now: Nanos) -> list[AnyAction]:
         """`backend` has lost it: it goes to the front of the queue, or is given up."""

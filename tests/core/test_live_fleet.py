@@ -2,14 +2,20 @@
 
 from squall.core.actions import AnyAction, LoadWeights, Send, StartReplica
 from squall.core.controller import Controller
+from squall.core.disaggregated import DisaggregatedRouter
 from squall.core.events import (
     AnyEvent,
+    Arrived,
+    Disowned,
     LivePaired,
+    ReplicaDown,
     ReplicaLost,
     ReplicaStarted,
     ReplicaUp,
     RoleChanged,
     ScaleWanted,
+    Submitted,
+    TakenOver,
     Unpaired,
     Warmed,
     WeightsLoaded,
@@ -17,8 +23,9 @@ from squall.core.events import (
 )
 from squall.core.fleet_plan import Bounds, FleetPlan, Slots, Weights
 from squall.core.fleet_view import LoadPolicy
-from squall.core.types import ROUTER, ReplicaId, Role
+from squall.core.types import ROUTER, ReplicaId, Request, Role
 from squall.policies.load import Disk
+from squall.policies.route import LeastLoaded, LeastPromised
 from tests.core.test_roles import AsItIs, Counts
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
@@ -97,3 +104,21 @@ def test_a_target_without_its_source_relieves_nobody_and_keeps_its_role_until_it
     assert Send(ROUTER, ReplicaUp(3, 100, 16, PREFILL)) in subject.tell(alone)
     started = [action.replica for action in subject.want(5, 1) if isinstance(action, StartReplica)]
     assert pairs(subject.tell(*map(ReplicaStarted, started))) == {(started[0], 3)}
+
+
+def test_when_a_source_dies_with_what_it_took_over_whoever_ran_the_first_layers_holds_them_for_nobody() -> None:
+    """Also where the pair has ended before; the router had not been told that the target holds anything."""
+    router = DisaggregatedRouter(LeastLoaded(), 100, 10**6, 2, True, LeastPromised())
+    request = Request(7, 0, 100, 10)
+    for event in (
+        ReplicaUp(0, 100, 16, PREFILL),
+        ReplicaUp(3, 100, 16, PREFILL, 0),
+        Arrived(request),
+        TakenOver(0, 3, (7,)),
+        Unpaired(3, 0),
+    ):
+        sent = router.handle(event, 0)
+        if isinstance(event, Arrived):
+            assert sent[0] == Send(3, Submitted(request))
+    actions = router.handle(ReplicaDown(0, lost=True), 0)
+    assert actions.index(Send(3, Disowned((7,)))) < actions.index(Send(3, Submitted(request)))
