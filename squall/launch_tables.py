@@ -39,7 +39,8 @@ class Launcher(Struct, frozen=True, forbid_unknown_fields=True):
         advertise: of "hosts": the address of this machine that they dial; that of `listen` when None.
         python: of "hosts": the interpreter there, which has squall installed.
         address: of "ray": of the cluster; Ray looks for one when None.
-        warm: processes of replicas that are off which stand ready: libraries imported, engine built, no weights.
+        warm: processes of replicas that are off which stand ready (of "hosts": on each): libraries imported, engine built, no
+            weights. One that a replica leaves is kept. Not of "ray".
     """
 
     kind: Literal["local", "hosts", "ray"] = "local"
@@ -63,6 +64,8 @@ class _Fleet(Protocol):
 
 def launcher_mistake(launcher: Launcher, fleet: _Fleet, gpus: int) -> str | None:
     """What cannot be meant: the key, what is wrong and what would be right. `gpus` is what a replica takes."""
+    if launcher.kind == "ray" and launcher.warm:
+        return 'launcher.warm means nothing where launcher.kind = "ray": an actor that waits would hold its resources'
     if launcher.kind != "hosts":
         if launcher.hosts:
             return f'launcher.hosts means nothing where launcher.kind = {launcher.kind!r}; set it to "hosts", or leave them out'

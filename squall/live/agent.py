@@ -43,6 +43,7 @@ class Agent:
     async def serve(self) -> None:
         """Until the head is gone; raises PeerLost then. All workers have ended."""
         beating = asyncio.create_task(self._wire.beat())
+        self._launcher.attend()
         try:
             while True:
                 wish = await self._wire.hear()
@@ -94,7 +95,7 @@ async def _main(head: str, host: str, token: str, folder: Path) -> None:
 def _launcher(welcome: Welcome, folder: Path, token: str) -> LocalLauncher:
     config = folder / "config.toml"
     config.write_text(welcome.config, encoding="utf-8")
-    return LocalLauncher(config, folder, welcome.groups, token=token, places=welcome.places)
+    return LocalLauncher(config, folder, welcome.groups, token=token, places=welcome.places, warm=welcome.warm)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

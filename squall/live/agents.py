@@ -41,6 +41,7 @@ class Welcome(Struct, frozen=True, tag=True):
     config: str
     places: tuple[Place, ...]
     groups: tuple[tuple[ReplicaId, ...], ...]
+    warm: int = 0
 
 
 class Refused(Struct, frozen=True, tag=True):

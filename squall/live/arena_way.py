@@ -87,6 +87,7 @@ class ArenaWay:
 
     def bring(self, order: Order, over: threading.Event, arrived: Arrived) -> Brought:
         region = self._engine.weights.arena.region
+        region.fail(None)
         with self._telling:
             self._arrived = arrived
             self._num_layers = 0
@@ -99,6 +100,13 @@ class ArenaWay:
     def cancel(self) -> None:
         if (fetch := self._fetch) is not None:
             fetch.cancel("another order took its place")
+
+    def forget(self) -> None:
+        if self._built:
+            arena = self._engine.weights.arena
+            arena.forget()
+            self._missing = sum(chunk.num_bytes for chunk in arena.region.chunks)
+            self._copies.release()
 
     def close(self) -> None:
         self._endpoint.close()

@@ -148,7 +148,8 @@ class HostsLauncher:
             if host is None or host.present is not None:
                 raise PeerLost(f"an agent of {hello.host!r} is not expected")
             groups = [tuple(place.replica for place in host.places)] if self._shared else [(p.replica,) for p in host.places]
-            wire.say(Welcome(proof(self._token, "server", hello.nonce), self._config, tuple(host.places), tuple(groups)))
+            ours = proof(self._token, "server", hello.nonce)
+            wire.say(Welcome(ours, self._config, tuple(host.places), tuple(groups), self._table.warm))
             agent = _Agent(wire, host)
             host.meet(agent)
             await agent.listen()

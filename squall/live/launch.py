@@ -26,6 +26,9 @@ START_TIMEOUT_S = 120.0
 """Importing torch from a cold, slow disk is the longest part."""
 
 STOP_TIMEOUT_S = 5.0
+FILL_AFTER_S = 1.0
+"""How long after a change another process is warmed."""
+
 CONFIG_ERROR = 2
 """The exit code of a worker that finds its configuration wrong; the last line of its log says what."""
 
@@ -112,20 +115,23 @@ class LocalLauncher:
         extra: more arguments for each worker.
         token: the secret, where it is known elsewhere, too.
         places: of replicas that are not just anywhere on this machine.
+        warm: processes of groups of which none is wanted that stand ready: one that a replica leaves is kept, others are started.
     """
 
     def __init__(
         self, config: Path, logs: Path, groups: Sequence[Sequence[ReplicaId]], extra: Sequence[str] = (),
-        token: str | None = None, places: Sequence[Place] = (),
+        token: str | None = None, places: Sequence[Place] = (), warm: int = 0,
     ) -> None:  # fmt: skip
         self._config = config
         self._logs = logs
         self._groups = [tuple(group) for group in groups]
-        self._extra = tuple(extra)
+        self._extra = (*extra, "--grace-s", "inf") if warm else tuple(extra)
+        self._warm = warm
         self._token = token or secrets.token_hex(32)
         self._places = {place.replica: place for place in places}
         self._workers: dict[tuple[ReplicaId, ...], _Worker] = {}
         self._wanted: set[ReplicaId] = set()
+        self._filling: asyncio.TimerHandle | None = None
 
     def prepare(self, replicas: Iterable[ReplicaId]) -> None:
         """Start the processes of these replicas now, so that they import their libraries while we import ours."""
@@ -133,7 +139,9 @@ class LocalLauncher:
             self._workers[group] = self._spawn(group)
 
     def attend(self) -> None:
-        """Nothing does."""
+        """Keep as many processes warm as there should be, a moment after each change: who comes up now needs the cores."""
+        if self._warm and self._filling is None:
+            self._filling = asyncio.get_running_loop().call_later(FILL_AFTER_S, self._fill)
 
     async def start(self, replica: ReplicaId) -> str:
         group = self._group(replica)
@@ -150,6 +158,7 @@ class LocalLauncher:
             if dead is not None:
                 await dead.end(at_once=True)
         self._wanted.add(replica)
+        self.attend()
         try:
             return (await worker.greeting()).address
         except SquallError:
@@ -161,16 +170,22 @@ class LocalLauncher:
     async def stop(self, replica: ReplicaId) -> None:
         self._wanted.discard(replica)
         group = self._group(replica)
-        if not self._wanted.intersection(group) and (worker := self._workers.pop(group, None)):
-            await worker.end()
+        if self._wanted.intersection(group) or group not in self._workers:
+            return
+        warm = self.warm
+        if group not in warm or len(warm) > self._warm:
+            await self._workers.pop(group).end()
 
     async def kill(self, address: str) -> None:
         for group, worker in list(self._workers.items()):
             if worker.address == address:
                 del self._workers[group]
                 await worker.end(at_once=True)
+                self.attend()
 
     async def close(self) -> None:
+        if self._filling is not None:
+            self._filling.cancel()
         workers, self._workers = list(self._workers.values()), {}
         await asyncio.gather(*(worker.end() for worker in workers))
 
@@ -181,6 +196,28 @@ class LocalLauncher:
             worker.process.wait()
             worker.close_pipes()
         self._workers.clear()
+
+    @property
+    def warm(self) -> list[tuple[ReplicaId, ...]]:
+        """Groups whose process runs though none of them is wanted."""
+        return [
+            group
+            for group, worker in self._workers.items()
+            if worker.process.poll() is None and not self._wanted.intersection(group)
+        ]
+
+    def _fill(self) -> None:
+        self._filling = None
+        for group in self._groups:
+            if len(self.warm) >= self._warm:
+                return
+            worker = self._workers.get(group)
+            if worker is not None and worker.process.poll() is not None and not self._wanted.intersection(group):
+                worker.close_pipes()
+                worker = None
+            if worker is None:
+                with contextlib.suppress(OSError):  # whoever wants it will see
+                    self._workers[group] = self._spawn(group)
 
     def pid(self, replica: ReplicaId) -> int | None:
         """The process that hosts `replica`, if there is one."""

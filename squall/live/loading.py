@@ -75,6 +75,10 @@ class Way(Protocol):
         """End the call of `bring` that is under way, whose `over` is set. From any thread."""
         ...
 
+    def forget(self) -> None:
+        """Nobody wants them now, but somebody may again: their memory is free. In the engine's thread, when none is brought."""
+        ...
+
     def close(self) -> None:
         """No peer reads from here any more."""
         ...
@@ -116,6 +120,12 @@ class Loads:
     def order(self, order: Order, told: Told) -> None:
         """Bring the weights. From any thread."""
         self._replace(_Wanted(order, told))
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is on its way, nor will be before the next order."""
+        with self._changed:
+            return not self._working
 
     def stop(self) -> None:
         """Nobody waits for them any more. What has arrived stays."""
@@ -203,6 +213,9 @@ class Whole:
 
     def cancel(self) -> None:
         """Nothing is under way."""
+
+    def forget(self) -> None:
+        """The engine keeps them."""
 
     def close(self) -> None:
         """Nobody reads."""

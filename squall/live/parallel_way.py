@@ -102,6 +102,10 @@ class ParallelWay:
         for way in self._ways:
             way.cancel()
 
+    def forget(self) -> None:
+        for way in self._ways:
+            way.forget()
+
     def close(self) -> None:
         for way in self._ways:
             way.close()

@@ -117,6 +117,10 @@ class PredictedWay:
         self._num_layers = 0  # that are here
         self._whole = prices is None
 
+    def forget(self) -> None:
+        self._num_layers = 0
+        self._whole = self._prices is None
+
     def prepare(self) -> None:
         self._load()
 

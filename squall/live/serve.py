@@ -137,7 +137,7 @@ def _launcher(config: Config, directory: Path, logs: Path, plan: FleetPlan, say:
         return RayLauncher(table, configuration.dumps(config), gpus, on_gpu=on_gpu)
     replicas = range(plan.slots.num)
     groups = [tuple(replicas)] if shared else [(replica,) for replica in replicas]
-    return LocalLauncher(directory / "config.toml", logs, groups)
+    return LocalLauncher(directory / "config.toml", logs, groups, warm=table.warm)
 
 
 def _plan(config: Config, model: ServedModel) -> FleetPlan:

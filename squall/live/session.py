@@ -147,6 +147,16 @@ class Host:
         if (session := self.session) is not None:
             session.on_loop(session._fail, error)
 
+    def come_up(self) -> None:
+        """What can be done before a head asks for it, in the engine's thread. What fails now will fail then, and be said."""
+        with contextlib.suppress(Exception):
+            self.way.prepare()
+
+    def forget(self) -> None:
+        """The replica is off, and its process may stand ready for it to be wanted again: without its weights."""
+        if self.loads.idle:
+            self.way.forget()
+
     def close(self) -> None:
         """Its weights are not wanted any more, here or elsewhere."""
         self.loads.stop()
@@ -190,6 +200,7 @@ class Session:
         self._run: RunId = 0
         self._heartbeat: asyncio.TimerHandle | None = None
         self._closed = False
+        self._stopped = False  # the head wants it off, and its weights gone
 
     @property
     def idle(self) -> bool:
@@ -220,6 +231,8 @@ class Session:
         if self._handoffs is not None:
             self._host.thread.call(self._handoffs.close())
         self._host.thread.call(self._engine.reset)
+        if self._stopped:
+            self._host.thread.call(self._host.forget)
 
     def receive(self, message: pb.ToReplica) -> None:
         """Raises ValueError for what makes no sense here."""
@@ -240,6 +253,7 @@ class Session:
                 self._in_engine(self._engine.warm, lambda _: self.tell(CONTROLLER, Warmed(self._host.replica)), self._fail)
             case StopReplica():
                 self.tell(CONTROLLER, ReplicaStopped(self._host.replica))
+                self._stopped = True
                 self.over.set()
             case other:
                 raise ValueError(f"a head does not ask for {type(other).__name__}")

@@ -199,6 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = f"events-{given.replicas[0]}-{os.getpid()}.jsonl.zst"
         log = open_log(given.logs / name, given_up=_log_given_up) if config.serve.event_log else None
         hosts = [make(replica, log) for replica in given.replicas]
+        for host in hosts:
+            host.thread.call(host.come_up)
         with log or contextlib.nullcontext():
             return run(_main(given, hosts, config))
     except SquallError as error:

@@ -41,6 +41,9 @@ class Scripted:
         self.asked: list[int] = []
         self.begun = threading.Event()
 
+    def forget(self) -> None:
+        """Nothing is kept."""
+
     def prepare(self) -> None:
         """Nothing."""
 

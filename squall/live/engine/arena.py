@@ -55,6 +55,7 @@ class Arena:
         last = parts[-1]
         memory = memory or SharedMemory(-(-(last.offset + last.num_bytes) // PAGE) * PAGE)
         self.region = Region(name, memory, fingerprint=fingerprint, sections=parts, chunk_bytes=chunk_bytes)
+        self._memory = memory
         self.host = torch.frombuffer(memory.view, dtype=torch.uint8)
         on_cpu = device.type == "cpu"
         self.tensor: Tensor = self.host if on_cpu else torch.empty(len(self.host), dtype=torch.uint8, device=device)
@@ -87,6 +88,15 @@ class Arena:
             if not self.region.verified(index):
                 raise TransferFailed(f"{name} is needed, but has not arrived")
             self._to_device(index)
+
+    def forget(self) -> None:
+        """None of it has arrived, and its memory is free for others; peers that read it are told. Nothing may be on its way."""
+        self.region.fail("its replica was stopped")
+        for index in range(len(self.region.sections)):
+            self.region.discard(index)
+        self.region.began_at = None
+        self._memory.give_back()
+        self._copied = None if self._copied is None else [False] * len(self._copied)
 
     def upload(self, first: int, last: int, *, embed: bool = False, head: bool = False) -> None:
         """As `require`, for memory that another process fills and has verified."""

@@ -43,6 +43,11 @@ class SharedMemory:
         memory.view = memoryview(memory._map)
         return memory
 
+    def give_back(self) -> None:
+        """Its pages to the system: it is zeroed memory again, also for whoever was handed it. Not where there is no `fd`."""
+        if self.fd is not None and hasattr(mmap, "MADV_REMOVE"):
+            self._map.madvise(mmap.MADV_REMOVE)
+
     def __del__(self) -> None:
         if getattr(self, "fd", None) is not None:
             os.close(self.fd)  # type: ignore[arg-type]  # the mapping goes with its last user
