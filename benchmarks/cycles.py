@@ -313,20 +313,23 @@ async def exercise(service: Service, given: argparse.Namespace) -> bool:
     """Prints what happened. Returns whether all is well."""
     console, tally, over = Console(width=110), Tally(), asyncio.Event()
     async with httpx.AsyncClient(base_url=service.url, timeout=DEADLINE_S) as client:
+        fresh = service.held()
         answer = await real_answers(client, 24) if given.real else emulated_answers(given.seed)
         cycles = Cycles(service, 3 if given.real else 8, 0.3, random.Random(given.seed))
         numbers = iter(range(1, 1 << 62))
         clients = [asyncio.create_task(keep_asking(client, answer, numbers, tally, over)) for _ in range(4 if given.real else 8)]
         warm = max(1, given.cycles // 5)
         await cycles.run(warm)
-        before, began = service.held(), time.monotonic()
+        warm_held, began = service.held(), time.monotonic()
         await cycles.run(given.cycles - warm)
         seconds = time.monotonic() - began
         over.set()
         await asyncio.wait_for(asyncio.gather(*clients), DEADLINE_S)
         used = await at_rest(client)
         after = service.held()
-        print_table(console, given.cycles, cycles.num_kills, tally, before, after, used, seconds / max(1, given.cycles - warm))
+        print_table(
+            console, given.cycles, cycles.num_kills, tally, (fresh, warm_held, after), used, seconds / max(1, given.cycles - warm)
+        )
         if given.real:
             alone, sending, count = await slowdown(service, client, 160)
             console.print(
@@ -334,26 +337,24 @@ async def exercise(service: Service, given: argparse.Namespace) -> bool:
             )
     if tally.first:
         console.print(f"the first that was wrong: {tally.first}", markup=False)
-    kept = (after.processes, after.ports, after.segments) == (before.processes, before.ports, before.segments)
+    kept = (after.processes, after.ports, after.segments) == (fresh.processes, fresh.ports, fresh.segments)
     return not tally.failed and not tally.differing and not used and kept
 
 
 def print_table(
-    console: Console, cycles: int, kills: int, tally: Tally, before: Held, after: Held, used: int, seconds: float
+    console: Console, cycles: int, kills: int, tally: Tally, held: tuple[Held, Held, Held], used: int, seconds: float
 ) -> None:
-    table = Table(title=f"{cycles} cycles, {kills} workers killed, {seconds:.2f} s a cycle; before: after a fifth of them")
-    for column in ("", "before", "after"):
+    table = Table(title=f"{cycles} cycles, {kills} workers killed, {seconds:.2f} s a cycle")
+    for column in ("", "fresh", "after a fifth", "after all"):
         table.add_column(column, justify="right" if column else "left")
-    table.add_row("requests", "", str(tally.requests))
-    table.add_row("failed", "", str(tally.failed))
-    table.add_row("truncated or differing", "", str(tally.differing))
-    table.add_row("KV blocks in use", "", str(used))
-    table.add_row("RSS of all processes, MB", f"{before.rss / 1e6:.0f}", f"{after.rss / 1e6:.0f}")
-    for name in ("processes", "ports", "segments", "files"):
-        label = {"ports": "listening ports", "segments": "segments in /dev/shm", "files": "open files of the head"}.get(
-            name, name
-        )
-        table.add_row(label, str(getattr(before, name)), str(getattr(after, name)))
+    for label, number in (("requests", tally.requests), ("failed", tally.failed), ("truncated or differing", tally.differing)):
+        table.add_row(label, "", "", str(number))
+    table.add_row("KV blocks in use", "", "", str(used))
+    table.add_row("RSS of all processes, MB", *(f"{each.rss / 1e6:.0f}" for each in held))
+    table.add_row("processes", *(str(each.processes) for each in held))
+    table.add_row("listening ports", *(str(each.ports) for each in held))
+    table.add_row("segments in /dev/shm", *(str(each.segments) for each in held))
+    table.add_row("open files of the head", *(str(each.files) for each in held))
     console.print(table)
 
 

@@ -94,12 +94,12 @@ def server(tmp_path: Path) -> Callable[..., Any]:
     """`with server("key=value") as server`: a whole deployment, ready."""
 
     @contextmanager
-    def bring_up(*settings: str) -> Iterator[Server]:
+    def bring_up(*settings: str, out: Path = tmp_path / "run") -> Iterator[Server]:
         arguments = [part for setting in (*SETTINGS, *settings) for part in ("--set", setting)]
-        command = [sys.executable, "-m", "squall", "serve", *arguments, "--out", str(tmp_path / "run")]
+        command = [sys.executable, "-m", "squall", "serve", *arguments, "--out", str(out)]
         output = tmp_path / "output.txt"
         with output.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
-            subject = Server(process, tmp_path / "run", output)
+            subject = Server(process, out, output)
             try:
                 subject.until_it_says("ready after")
                 yield subject

@@ -15,11 +15,13 @@ from msgspec.structs import replace
 from squall import config as configuration
 from squall.core.types import Role
 from squall.deployment import plain_plan
+from squall.live.admin import fleet_of
 from squall.live.engine.interface import Sampling
 from squall.live.head import Head
 from squall.live.launch import LocalLauncher
 from squall.live.served import served_model
 from tests.live.checkpoints import write_checkpoint
+from tests.live.disks import small_disk
 
 SETTINGS = (
     "serve.engine=emulated",
@@ -112,3 +114,42 @@ def test_a_head_that_goes_leaves_no_process_and_no_copy_of_weights(server: Any, 
             time.sleep(0.05)
         assert running(subject.directory) == []
         assert not set(shared.glob("squall-*")) - before
+
+
+def test_a_head_that_is_killed_while_weights_move_leaves_no_process(server: Any, tmp_path: Path) -> None:
+    """Eight megabytes over a link that would take minutes."""
+    model = write_checkpoint(tmp_path / "tiny")
+    settings = (
+        "serve.engine=torch", f"model.name={model}", "cluster.gpu=cpu", "replica.num_blocks=64", "load.kind=p2p",
+        "fleet.replicas={min=1, max=2}", "cluster.gpus_per_node=2", "serve.link_gbps=0.0005",
+    )  # fmt: skip
+    with server(*settings) as subject:
+        fleet_of(subject.url, None, {"replicas": 2})
+        while "loading" not in [replica["phase"] for replica in fleet_of(subject.url, None)["replicas"]]:
+            time.sleep(0.05)
+        assert len(running(subject.directory)) == 2
+        subject.process.kill()
+        subject.process.wait(30)
+        deadline = time.monotonic() + 60
+        while running(subject.directory) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert running(subject.directory) == []
+
+
+def test_a_full_disk_ends_the_logs_and_nothing_else(server: Any, tmp_path: Path, spoken: Any) -> None:
+    with small_disk(tmp_path / "disk", 256 * 1024) as disk, server(out=disk / "run") as subject:
+        with contextlib.suppress(OSError):
+            (disk / "ballast").write_bytes(bytes(256 * 1024))
+        for number in range(3000):
+            body = {"model": "llama-3.1-8b", "prompt": "hello", "max_tokens": 3, "seed": number}
+            order = urllib.request.Request(
+                f"{subject.url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+            )
+            with urllib.request.urlopen(order, timeout=60) as answer:
+                assert json.load(answer)["choices"][0]["text"] == spoken(number, 3)
+            if "the event log ends here: No space left on device" in subject.output:
+                break
+        else:
+            raise AssertionError("the disk was not full")
+        with urllib.request.urlopen(f"{subject.url}/health", timeout=60) as answer:
+            assert answer.status == 200

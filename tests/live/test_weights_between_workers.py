@@ -20,12 +20,13 @@ from squall.live.head import Head
 from squall.live.launch import LocalLauncher
 from squall.live.models import find
 from squall.live.plan import served_plan
-from squall.live.rpc.client import ReplicaClient
+from squall.live.rpc.client import SILENCE_S, ReplicaClient
 from squall.live.rpc.convert import Peer, WeightsMoved
 from squall.live.served import served_model
 from squall.live.transport.segment import HostCopies
 from squall.twin.observe import observe
 from tests.live.checkpoints import SIZES, write_checkpoint
+from tests.live.disks import memories, spoil
 from tests.live.transport.conftest import NIXL
 
 PROMPTS = [tuple(range(start, start + 12)) for start in range(10, 250, 12)]
@@ -94,10 +95,10 @@ class Fleet:
         """Greedy, and seeded samples."""
         return {"temperature": 1.0, "seed": at} if at % 2 else {}
 
-    def kill(self, replica: int) -> None:
+    def kill(self, replica: int, blow: signal.Signals = signal.SIGKILL) -> None:
         pid = self.launcher.pid(replica)
         assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, blow)
 
     async def kill_one(self, dice: random.Random) -> None:
         """Any that runs; where all have just been killed, one that takes their place."""
@@ -110,7 +111,9 @@ class Fleet:
 
 
 @asynccontextmanager
-async def serving(model: Path, folder: Path, *settings: str, most: int = 3, bounds: str | None = None) -> AsyncIterator[Fleet]:
+async def serving(
+    model: Path, folder: Path, *settings: str, most: int = 3, bounds: str | None = None, silence_s: float = SILENCE_S
+) -> AsyncIterator[Fleet]:
     """One replica of at most so many, ready, or what `bounds` says; processes for all of them are warm."""
     bounds = bounds or f"fleet.replicas={{min=1, max={most}}}"
     wanted = (f"model.name={model}", "replica.num_blocks=128", bounds, "fleet.idle_ttl_s=0.05",
@@ -123,7 +126,9 @@ async def serving(model: Path, folder: Path, *settings: str, most: int = 3, boun
     served = served_model(config)
     async with AsyncExitStack() as stack:
         log = stack.enter_context(open_log(folder / "events-head.jsonl.zst"))
-        head = Head(config, served.names, served.tokenizer(), 512, launcher, log, plan=served_plan(config, served))
+        head = Head(
+            config, served.names, served.tokenizer(), 512, launcher, log, silence_s=silence_s, plan=served_plan(config, served)
+        )
         launcher.prepare(range(most))
         stack.callback(launcher.kill_all)
         stack.push_async_callback(head.close)
@@ -234,6 +239,38 @@ async def test_whoever_is_killed_while_weights_move_the_others_go_on_from_where_
         assert await fleet.answers(12) == alone
         assert fleet.head.stats().num_failed_loads == 0
     assert replayed(tmp_path / "run") > 100
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_a_worker_that_hangs_while_weights_move_is_left_and_the_others_go_on(
+    model: Path, tmp_path: Path, victim: int
+) -> None:
+    async with serving(model, tmp_path / "run", "load.kind=chain", "serve.link_gbps=0.1", silence_s=4.0) as fleet:
+        alone = await fleet.answers(12)
+        fleet.head.want(Role.BOTH, 3)
+        await fleet.until(lambda: min(fleet.layers().get(1, 0), fleet.layers().get(2, 0)) >= 2)
+        streaming = asyncio.create_task(fleet.answers(12))
+        fleet.kill(victim, signal.SIGSTOP)
+        assert await streaming == alone
+        await fleet.ready(3)
+        assert await fleet.answers(12) == alone
+    assert replayed(tmp_path / "run") > 100
+
+
+async def test_weights_that_have_gone_bad_in_a_sources_memory_are_not_served_elsewhere(model: Path, tmp_path: Path) -> None:
+    """In the last quarter of the eight megabytes; nobody else has them, so that the load fails."""
+    async with serving(model, tmp_path / "run", "load.kind=p2p", most=2) as fleet:
+        alone = await fleet.answers(8)
+        pid = fleet.launcher.pid(0)
+        assert pid is not None
+        size = next(size for size in memories(pid) if abs(size - 8_180_224) < 100_000)
+        spoil(pid, size, 7_000_000)
+        fleet.head.want(Role.BOTH, 2)
+        await fleet.until(lambda: fleet.head.stats().num_failed_loads > 0)
+        assert fleet.moves.get(1, []) == []
+        fleet.kill(0)
+        await fleet.ready(2)
+        assert await fleet.answers(8) == alone
 
 
 @pytest.mark.slow

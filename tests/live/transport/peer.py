@@ -31,7 +31,7 @@ def main() -> None:
         sources = [Source(tuple(addresses), standby=standby) for addresses, standby in json.loads(sys.stdin.readline())]
         try:
             result = Fetch(endpoint, region, sources).run()
-            say({"sums": region.sums, "from": result.num_bytes})
+            say({"sums": region.sums, "from": result.num_bytes, "repaired": result.num_repaired})
         except TransferFailed as error:
             say({"failed": str(error)})
     sys.stdin.read()

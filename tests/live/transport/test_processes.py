@@ -2,10 +2,11 @@
 
 import json
 import random
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from squall.live.transport.multicast import chains
+from tests.live.disks import spoil
 from tests.live.transport.conftest import NIXL
 from tests.live.transport.regions import fill, make_region
 
@@ -65,6 +67,41 @@ def begin(fleet: dict[str, Peer], backend: str) -> None:
 
 
 SUMS = fill(make_region()).sums
+
+
+@pytest.fixture
+def pair(backend: str) -> Iterator[dict[str, Peer]]:
+    """Two sources and a receiver."""
+    way = "nixl" if backend == "nixl" else "sockets"
+    with ExitStack() as stack:
+        peers = {name: Peer(name, "empty" if name == "a" else "full", way) for name in ("source", "other", "a")}
+        for peer in peers.values():
+            stack.callback(peer.close)
+        yield peers
+
+
+def begin_pair(pair: dict[str, Peer], backend: str, before: Callable[[], None] = lambda: None) -> None:
+    told = {name: peer.line() for name, peer in pair.items()}
+    before()
+    at = {name: tuple(each for each in said if each.startswith(backend)) for name, said in told.items()}
+    pair["a"].fetch([(at["source"], False), (at["other"], True)])
+
+
+def test_what_a_source_holds_wrong_comes_from_another(pair: dict[str, Peer], backend: str) -> None:
+    """A bit of its memory has turned since its checksum was taken."""
+    region = make_region()
+    begin_pair(pair, backend, lambda: spoil(pair["source"].process.pid, len(region.memory), region.sections[2].offset + 70_000))
+    result = pair["a"].line()
+    assert result["sums"] == SUMS
+    assert result["repaired"] == 1
+    assert result["from"]["other"] >= region.sections[2].num_bytes
+
+
+def test_a_source_that_stands_still_is_left_for_another(pair: dict[str, Peer], backend: str) -> None:
+    begin_pair(pair, backend)
+    time.sleep(0.02)
+    pair["source"].process.send_signal(signal.SIGSTOP)
+    assert pair["a"].line()["sums"] == SUMS
 
 
 def test_a_chain_of_three_processes(fleet: dict[str, Peer], backend: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from squall.errors import TransferFailed
 from squall.live.transport.region import Region
 from squall.live.transport.segment import HostCopies
+from tests.live.disks import small_disk
 from tests.live.transport.regions import fill, make_region, same
 
 REVISION = "r1"
@@ -128,6 +129,17 @@ def test_a_damaged_copy_is_not_loaded_and_not_kept(tmp_path: Path) -> None:
     assert region.complete
     assert list(tmp_path.iterdir()) == []
     copies.release()
+
+
+def test_a_full_memory_is_said_leaves_no_copy_and_is_tried_again(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "shm", 256 * 1024) as folder:
+        copies = HostCopies(folder=folder)
+        for _ in range(2):
+            with pytest.raises(TransferFailed, match=r"no host copy \(No space left on device\): .* GB are needed, .* GB free"):
+                load(copies)
+        assert [path.stat().st_size for path in folder.iterdir()] == [0]
+        assert len(copies.sweep()) == 1
+        copies.release()
 
 
 def test_without_room_it_says_how_much_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
