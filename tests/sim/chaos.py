@@ -2,11 +2,18 @@
 
 A case is told by its seed alone: fleet, policies, workload, faults, cancellations, scale events. Knows no machine's insides but
 the counts of what it holds.
+
+    python -m tests.sim.chaos --events 10000
+
+plays cases of all kinds until so many replicas were wanted, or not any more, and names those in which something does not hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -19,7 +26,7 @@ from squall.config import Cluster, Config, Model
 from squall.core.actions import AnyAction, StartReplica
 from squall.core.controller import Controller
 from squall.core.disaggregated import DisaggregatedRouter
-from squall.core.events import AnyEvent, NodeDown, NodeUp, ReplicaLost, ReplicaStopped
+from squall.core.events import AnyEvent, HandedOver, NodeDown, NodeUp, ReplicaLost, ReplicaStopped
 from squall.core.fleet_view import ScaleView, Wanted
 from squall.core.handoff_router import HandoffRouter
 from squall.core.lifecycle import Phase
@@ -294,3 +301,67 @@ def check_replay(of: Case, played: Played, path: Path) -> None:
     observation = observe(read(path), make)
     assert observation.exact, "\n".join(map(str, observation.mismatches))
     assert sum(observation.num_events.values()) == len(played.log)
+
+
+# -- by the thousand
+
+
+class Tally(Struct):
+    """What came of many cases; `broken` names those in which something does not hold: their seed, their kind, and what."""
+
+    events: int = 0
+    runs: int = 0
+    requests: int = 0
+    lost: int = 0
+    handed: int = 0
+    broken: list[str] = field(default_factory=list)
+
+
+def kinds() -> Iterator[tuple[str, bool]]:
+    """All kinds of cases, over and over."""
+    while True:
+        yield from ((mode, live) for mode in ("colocated", "disaggregated") for live in (True, False))
+
+
+def tally(num_events: int, first_seed: int, seconds: int) -> Tally:
+    """Cases of so many seconds, of all kinds in turn, until so many scale events were seen."""
+    found = Tally()
+    for number, (mode, live) in enumerate(kinds()):
+        if found.events >= num_events:
+            return found
+        seed = first_seed + number // 4
+        drain: Literal["wait", "move"] = "move" if seed % 2 else "wait"
+        of = case(seed, mode, live=live, seconds=seconds, drain=drain)
+        found.runs += 1
+        found.requests += len(of.requests)
+        try:
+            played = play(of)
+            check(of, played)
+        except Exception as error:
+            kind = f"{mode}, {'live' if live else 'not live'}, {drain}"
+            found.broken.append(f"{kind}, seed {seed}: {type(error).__name__}: {error}")
+            continue
+        found.events += played.record.scale_ups + played.record.scale_downs
+        found.lost += sum(isinstance(entry[2], ReplicaLost) for entry in played.log)
+        found.handed += sum(isinstance(entry[2], HandedOver) for entry in played.log)
+    raise AssertionError("there is always one more kind")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--events", type=int, default=10_000)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--seconds", type=int, default=60, help="in which requests arrive and things break, of each case")
+    asked = parser.parse_args()
+    began = time.process_time()
+    found = tally(asked.events, asked.first_seed, asked.seconds)
+    told = [
+        f"{found.events:,} scale events in {found.runs} runs with {found.requests:,} requests, {found.lost:,} replicas lost, "
+        f"{found.handed:,} batches shared; {len(found.broken)} runs broken; {time.process_time() - began:.0f} s of CPU",
+        *found.broken,
+    ]
+    sys.stdout.write("\n".join(told) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from squall.core.events import HandedOver, ReplicaLost, StepsDone, Woke
-from tests.sim.chaos import Log, case, check, check_replay, play
+from tests.sim.chaos import Log, case, check, check_replay, play, tally
 
 KINDS = pytest.mark.parametrize(("mode", "live"), [(m, live) for m in ("colocated", "disaggregated") for live in (True, False)])
 
@@ -41,6 +41,15 @@ FOUND = {
 def test_a_few_runs_in_which_anything_may_break(mode: str, live: bool, tmp_path: Path) -> None:
     for seed in (*range(1000, 1006), *FOUND.get((mode, live), ())):
         go_through(seed, mode, tmp_path / str(seed), live=live)
+
+
+def test_a_hundred_scale_events_and_what_holds_in_all_of_them() -> None:
+    """Ten thousand of them: `python -m tests.sim.chaos`."""
+    found = tally(100, 60, 20)
+    assert found.broken == []
+    assert found.events >= 100
+    assert found.lost > 5
+    assert found.handed > 0
 
 
 @pytest.mark.slow
