@@ -260,7 +260,7 @@ class _Agent:
         number = self.wish(verb, replica, address)
         asked = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
-            found = await asyncio.wait_for(asked, timeout_s)
+            found: str = await asyncio.wait_for(asked, timeout_s)
         except TimeoutError:
             raise ReplicaFailed(f"{self.host.machine.hostname} did not {verb} replica {replica} within {timeout_s:g} s") from None
         finally:

@@ -145,7 +145,8 @@ class LocalLauncher:
 
     async def start(self, replica: ReplicaId) -> str:
         group = self._group(replica)
-        worker, dead = self._workers.get(group), None
+        worker = self._workers.get(group)
+        dead: _Worker | None = None
         if worker is not None and worker.process.poll() is not None:
             del self._workers[group]
             worker, dead = None, worker

@@ -92,7 +92,7 @@ class RayLauncher:
     async def start(self, replica: ReplicaId) -> str:
         actor = self._actor(replica)
         try:
-            address, error, is_config = await asyncio.wait_for(_result(actor.start.remote()), PLACE_S + START_TIMEOUT_S)
+            answer: tuple[str, str | None, bool] = await asyncio.wait_for(_result(actor.start.remote()), PLACE_S + START_TIMEOUT_S)
         except TimeoutError:
             self._drop(replica)
             needs = ", ".join(f"{name} = {count}" for name, count in self._needs.items() if count)
@@ -100,9 +100,10 @@ class RayLauncher:
         except self._ray.exceptions.RayError as error:
             self._drop(replica)
             raise ReplicaFailed(f"the actor of replica {replica} is lost: {_first_line(error)}") from None
-        if error is not None:
+        address, wrong, is_config = answer
+        if wrong is not None:
             self._drop(replica)
-            raise (ConfigError if is_config else ReplicaFailed)(error)
+            raise (ConfigError if is_config else ReplicaFailed)(wrong)
         self._addresses[address] = replica
         return address
 
