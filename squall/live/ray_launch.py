@@ -92,7 +92,8 @@ class RayLauncher:
     async def start(self, replica: ReplicaId) -> str:
         actor = self._actor(replica)
         try:
-            answer: tuple[str, str | None, bool] = await asyncio.wait_for(_result(actor.start.remote()), PLACE_S + START_TIMEOUT_S)
+            called = _result(actor.start.remote())
+            answer: tuple[str, str | None, bool] = await asyncio.wait_for(called, PLACE_S + START_TIMEOUT_S)
         except TimeoutError:
             self._drop(replica)
             needs = ", ".join(f"{name} = {count}" for name, count in self._needs.items() if count)
