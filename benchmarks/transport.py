@@ -4,8 +4,9 @@
 
 Each peer is a process of its own. Throttled rows give each peer's way out one rate, as a network card would, so that the
 network and not the CPU is measured: a chain should take what one transfer takes, n transfers from one source n times that.
-Rows across namespaces leave that to the kernel: each peer is in a network namespace of its own, and `tc` shapes what leaves it
-(root on Linux, with `ip` and `tc`; left out elsewhere, with the reason).
+"Grows by" is the memory that a receiver takes while it receives, in sizes of what it receives: 1 is what it keeps. Rows
+across namespaces leave the network to the kernel: each peer is in a network namespace of its own, and `tc` shapes what leaves
+it (root on Linux, with `ip` and `tc`; left out elsewhere, with the reason).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -92,11 +94,12 @@ def _run(*command: str) -> None:
         raise Absent(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def peer(name: str, num_bytes: int, gbps: float | None, host: str, *, full: bool, nixl: bool) -> None:
+def peer(name: str, num_bytes: int, gbps: float | None, host: str, *, full: bool, nixl: bool, cold: bool) -> None:
     """A peer's process: says its addresses, is told its sources, says how long it took."""
     size = num_bytes // SECTIONS
     memory = SharedMemory(num_bytes)
-    memory.view[:] = bytes(num_bytes)  # pages are there before the clock runs, as a warm worker's are
+    if not cold:
+        memory.view[:] = bytes(num_bytes)  # pages are there before the clock runs, as a warm worker's are
     region = Region("weights", memory, sections=[Section(f"layer {at}", at * size, size) for at in range(SECTIONS)])
     endpoint = Endpoint(name, TOKEN, listen=f"{host}:0", gbps=gbps, nixl=nixl)
     endpoint.register(region)
@@ -106,19 +109,28 @@ def peer(name: str, num_bytes: int, gbps: float | None, host: str, *, full: bool
     print(json.dumps(endpoint.addresses), flush=True)
     for line in sys.stdin:
         sources = [Source(tuple(addresses), standby=standby) for addresses, standby in json.loads(line)]
-        began, cpu = time.perf_counter(), time.process_time()
+        began, cpu, before = time.perf_counter(), time.process_time(), kilobytes("VmRSS")
         if sources:
             Fetch(endpoint, region, sources).run()
         else:  # begin again; by then nobody is fetching from us
             for index in range(SECTIONS):
                 region.discard(index)
-        print(json.dumps([time.perf_counter() - began, time.process_time() - cpu]), flush=True)
+        growth = 1024 * (kilobytes("VmHWM") - before) / num_bytes
+        print(json.dumps([time.perf_counter() - began, time.process_time() - cpu, growth]), flush=True)
+
+
+def kilobytes(field: str) -> int:
+    """Of memory that this process has, or has had at most; 0 where the system does not say."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), 0)
 
 
 class Peer:
     def __init__(
-        self, name: str, num_bytes: int, gbps: float | None, place: Place, *, full: bool = False, nixl: bool = False
-    ) -> None:
+        self, name: str, num_bytes: int, gbps: float | None, place: Place, *, full: bool = False, nixl: bool = False,
+        cold: bool = False,
+    ) -> None:  # fmt: skip
         arguments = [
             "--peer",
             name,
@@ -128,6 +140,7 @@ class Peer:
             place.host,
             *(["--full"] if full else []),
             *(["--nixl"] if nixl else []),
+            *(["--cold"] if cold else []),
             *(["--gbps", str(gbps)] if gbps else []),
         ]
         self.process = subprocess.Popen(
@@ -150,28 +163,33 @@ class Peer:
 
 def measure(
     num_bytes: int, gbps: float | None, backend: str, receivers: int, *, chain: bool, repeats: int,
-    places: Mapping[str, Place] | None = None,
-) -> tuple[float, float]:  # fmt: skip
-    """Median seconds until the last receiver has all, and the CPU seconds of the slowest receiver."""
+    places: Mapping[str, Place] | None = None, cold: bool = False,
+) -> tuple[float, float, float]:  # fmt: skip
+    """Median seconds until the last receiver has all, CPU seconds of the busiest receiver, and by how much one grew at most.
+
+    The latter in sizes of what it received, and only where it is `cold`: has no page of it before.
+    """
     names = [f"r{index}" for index in range(receivers)]
     places = places or {}
     with ExitStack() as stack:
         peers = {}
         for name in ("source", *names):
             place = places.get(name, HERE)
-            peers[name] = Peer(name, num_bytes, gbps, place, full=name == "source", nixl=backend == "nixl")
+            full = name == "source"
+            peers[name] = Peer(name, num_bytes, gbps, place, full=full, nixl=backend == "nixl", cold=cold and not full)
             stack.callback(peers[name].close)
         addresses = {name: tuple(at for at in each.addresses if at.startswith(backend)) for name, each in peers.items()}
         plans = chains(["source"], names, addresses) if chain else {name: [Source(addresses["source"])] for name in names}
         times = []
         for _ in range(repeats):
-            for name in names:
+            for name in () if cold else names:
                 peers[name].tell([])
                 peers[name].hear()
             for name, plan in plans.items():
                 peers[name].tell([(list(each.addresses), each.standby) for each in plan])
             times.append(tuple(map(max, zip(*(peers[name].hear() for name in names), strict=True))))
-    return statistics.median(time for time, _ in times), statistics.median(cpu for _, cpu in times)
+    seconds, cpu, growth = (statistics.median(column) for column in zip(*times, strict=True))
+    return seconds, cpu, growth
 
 
 def main() -> None:
@@ -183,9 +201,10 @@ def main() -> None:
     parser.add_argument("--host", default=HERE.host, help=argparse.SUPPRESS)
     parser.add_argument("--full", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--nixl", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--cold", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.peer:
-        peer(given.peer, given.bytes, given.gbps, given.host, full=given.full, nixl=given.nixl)
+        peer(given.peer, given.bytes, given.gbps, given.host, full=given.full, nixl=given.nixl, cold=given.cold)
         return
     Report(smoke=given.smoke).run()
 
@@ -197,13 +216,15 @@ class Report:
         self._smoke = smoke
         self._size, self._repeats = (16 << 20, 1) if smoke else (256 << 20, 5)
         self._table = Table(title=f"{self._size >> 20} MiB, {self._repeats} runs, median; every byte checked")
-        for column in ("path", "receivers", "s", "GB/s a receiver", "of the link", "CPU s"):
+        for column in ("path", "receivers", "s", "GB/s a receiver", "of the link", "CPU s", "grows by"):
             self._table.add_column(column, justify="left" if column == "path" else "right")
         self._left_out: list[str] = []
 
     def run(self) -> None:
         self._row("shared memory", None, "shm", 1)
         self._row("TCP, loopback", None, "tcp", 1)
+        for backend in ("shm", "tcp"):
+            self._row(f"{backend}, memory not there before", None, backend, 1, cold=True)
         if importlib.util.find_spec("nixl") is not None:
             self._row("NIXL", None, "nixl", 1)
         else:
@@ -229,12 +250,13 @@ class Report:
 
     def _row(
         self, path: str, gbps: float | None, backend: str, receivers: int, *, chain: bool = True,
-        places: Mapping[str, Place] | None = None, link: float | None = None,
+        places: Mapping[str, Place] | None = None, link: float | None = None, cold: bool = False,
     ) -> None:  # fmt: skip
-        size, link = self._size, link or gbps
-        seconds, cpu = measure(size, gbps, backend, receivers, chain=chain, repeats=self._repeats, places=places)
+        size, link, repeats = self._size, link or gbps, 1 if cold else self._repeats
+        seconds, cpu, growth = measure(size, gbps, backend, receivers, chain=chain, repeats=repeats, places=places, cold=cold)
         share = f"{size * 8 / 1e9 / link / seconds:.0%}" if link else ""
-        self._table.add_row(path, str(receivers), f"{seconds:.3f}", f"{size / 1e9 / seconds:.2f}", share, f"{cpu:.2f}")
+        grows = f"{growth:.2f}x" if cold else ""
+        self._table.add_row(path, str(receivers), f"{seconds:.3f}", f"{size / 1e9 / seconds:.2f}", share, f"{cpu:.2f}", grows)
 
 
 if __name__ == "__main__":
