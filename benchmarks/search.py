@@ -1,14 +1,15 @@
 """How fast and how exact `squall search` is.
 
-    python benchmarks/search.py [--smoke] [--workers N] [--only TEXT] [ROW ...]
+    python benchmarks/search.py [--smoke] [--workers N] [--only TEXT] [--sample N] [--store FILE] [ROW ...]
 
 Rows, and their targets on two cores: `space`, 1,000 configurations of Llama-2-70B and Qwen-72B under five minutes; `grid`,
 capacities within 2 % of a fine grid on 50 random configurations; `workers`, the same answer whatever the number of workers;
 `share`, at most 15 % of the token-steps that trying everything takes, and the same best; `paper`, Vidur's best configuration for
 LLaMA2-70B on conversation lengths (TP 2 x PP 2 on H100, Sarathi, chunk 512, batch 256) in our top three, or why not; `gap`, why
 Qwen-72B costs so much more than Llama-2-70B; `study`, the what-if study of the Vidur paper, four models under three workloads on
-two GPUs, 35,565 runs in 30 minutes (`--only qwen` takes the pairs that are called so); `scaling`, an autoscaled search over the
-Azure code hour, 200 configurations in ten minutes.
+two GPUs, 35,565 runs in 30 minutes (`--only qwen` takes the pairs that are called so; with `--store` it goes on where it was
+ended, and says at once what it knows); `scaling`, an autoscaled search over the
+Azure code hour, 200 configurations in ten minutes. `--sample` takes so many configurations in `grid`, `share` and `scaling`.
 
 Lengths are those of the workloads chat-lmsys-1m, arxiv-4k and bwb-4k: generated, by the Vidur paper's statistics. Times are wall
 seconds, and CPU seconds of all processes; other work on the machine shows in the former, and a little in the latter.
@@ -41,13 +42,14 @@ from squall.search.result import Job
 from squall.search.setting import Workshop
 from squall.search.space import choices, dimensions, shown, usual_space, with_choice
 from squall.search.spec import Search, read_search
-from squall.search.store import Store
+from squall.search.store import Store, code_version
 from squall.search.strategy import ranked, thorough
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("SQUALL_SHARED", ROOT.parent / "shared")) / "data"
 SLO = {"ttft_p90_s": 2.0, "tbt_p99_s": 0.2}
-
+FEW = {"num_requests": 60, "warm_up": 6, "span_s": 2}
+"""Of a smoke: enough to see all of the machinery work, and too few to believe a figure."""
 
 MODELS = ("llama-2-7b", "internlm-20b", "llama-2-70b", "qwen-72b")
 WORKLOADS = ("chat-lmsys-1m", "arxiv-4k", "bwb-4k")
@@ -75,25 +77,34 @@ def workers_for(search: Search, count: int) -> Workers:
     return Inline(Workshop(search)) if count == 1 else Processes(search, count)
 
 
+def word(name: str) -> str:
+    """What follows an option on the command line; empty where it is not there."""
+    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else ""
+
+
 def searched(search: Search, base: dict[str, Any], count: int) -> tuple[Answers, Conductor, float, float]:
     """The answers, who found them, wall seconds and CPU seconds."""
     workers = workers_for(search, count)
     began, spent = time.perf_counter(), sum(os.times()[:4])
-    conductor = Conductor(search, base, workers, Store(None), "benchmark", lambda _: None)
+    store = Store(Path(word("--store")) if word("--store") else None)
+    conductor = Conductor(search, base, workers, store, code_version(), lambda _: None)
     try:
         answers = conductor.answers()
     finally:
         workers.close()
+        store.close()
     return answers, conductor, time.perf_counter() - began, sum(os.times()[:4]) - spent
 
 
 def space(smoke: bool, count: int) -> None:
     """All configurations of two models."""
     models = ["llama-2-70b"] if smoke else ["llama-2-70b", "qwen-72b"]
-    narrowed = {"replica.pp": [1], "batching.kind": ["vllm"], "batching.max_num_seqs": [128]} if smoke else {}
+    narrowed: dict[str, Any] = {}
+    if smoke:
+        narrowed = {"replica.pp": [1, 2], "replica.tp": [2, 4], "batching.kind": ["vllm"], "batching.max_num_seqs": [128]}
     total, seconds = 0, 0.0
     for model in models:
-        search = asked(space=paper_space() | narrowed, top=3, num_requests=200 if smoke else 800, warm_up=20 if smoke else 80)
+        search = asked(space=paper_space() | narrowed, top=3, **(FEW | {"seeds": 1} if smoke else {}))
         answers, conductor, wall, cpu = searched(search, tree(search, model={"name": model}), count)
         runnable = sum(result.status != "invalid" for result in answers.results)
         probes = sum(result.probes for result in answers.results)
@@ -124,11 +135,11 @@ def random_jobs(search: Search, number: int) -> list[Job]:
 
 def grid(smoke: bool, _: int) -> None:
     """Capacities against a grid of 1 % steps, 12 % to either side: its highest rate below which all pass, and its last."""
-    search = asked(num_requests=200 if smoke else 800, warm_up=20 if smoke else 80, span_s=20 if smoke else 100)
+    search = asked(space=paper_space() | ({"replica.pp": [1]} if smoke else {}), **(FEW if smoke else {}))
     workshop = Workshop(search)
     first: list[float] = []
     last: list[float] = []
-    for job in random_jobs(search, 3 if smoke else 50):
+    for job in random_jobs(search, 2 if smoke else int(word("--sample") or 50)):
         result = evaluate(workshop, job)
         if result.capacity_rps is None:
             continue
@@ -150,7 +161,8 @@ def grid(smoke: bool, _: int) -> None:
 def workers(smoke: bool, count: int) -> None:
     """The same search on one process and on several."""
     narrow = {"replica.pp": [1], "batching.kind": ["vllm"]} | ({"replica.tp": [4]} if smoke else {})
-    search = asked(space=paper_space() | narrow, num_requests=200, warm_up=20, top=2, seeds=2)
+    few: dict[str, Any] = FEW if smoke else {"num_requests": 200, "warm_up": 20}
+    search = asked(space=paper_space() | narrow, top=2, seeds=2, **few)
     times, found = [], []
     for number in (1, max(2, count)):
         answers, _, wall, _ = searched(search, tree(search), number)
@@ -162,8 +174,8 @@ def workers(smoke: bool, count: int) -> None:
 
 def share(smoke: bool, count: int) -> None:
     """Token-steps with bounds and early rejection, against capacities of everything, on a sample of the whole space."""
-    search = asked(num_requests=200 if smoke else 800, warm_up=20 if smoke else 80, span_s=20 if smoke else 100, top=1)
-    jobs = random_jobs(search, 12 if smoke else 96)
+    search = asked(space=paper_space() | ({"replica.pp": [1]} if smoke else {}), top=1, **(FEW if smoke else {}))
+    jobs = random_jobs(search, 8 if smoke else int(word("--sample") or 96))
     found: dict[bool, tuple[float | None, int]] = {}
     for all_of_it in (False, True):
         pool = workers_for(search, count)
@@ -184,13 +196,14 @@ def paper(smoke: bool, count: int) -> None:
     The space is that of Vidur-Search (its config_explorer/config/config.yml): machines of four GPUs, no TP 1 for this model, vLLM
     (of its time) and Sarathi. Vidur multiplies its batch size by the stages of the pipeline: 256 are 512 here.
     """
-    space = {
+    space: dict[str, Any] = {
         "cluster.gpu": ["a100", "h100"], "replica.tp": [2, 4], "replica.pp": [1, 2, 4], "batching.kind": ["sarathi", "vllm_v0"],
         "batching.max_num_seqs": [64, 128, 256, 512],
         "batching.chunk_size": {"values": [256, 512, 1024, 2048, 4096], "when": {"batching.kind": "sarathi"}},
     }  # fmt: skip
-    few = {"num_requests": 200, "warm_up": 20, "span_s": 20} if smoke else {}
-    search = asked(space=space, top=3, **few)
+    if smoke:
+        space |= {"batching.max_num_seqs": [512], "batching.chunk_size": [512, 1024], "replica.pp": [1, 2]}
+    search = asked(space=space, top=3, **(FEW if smoke else {}))
     fours = {"gpu": "h100", "nodes": 16, "gpus_per_node": 4}
     answers, _, wall, _ = searched(search, tree(search, cluster=fours), count)
     for place, one in enumerate(answers.finalists, 1):
@@ -202,7 +215,7 @@ def paper(smoke: bool, count: int) -> None:
         tables["Vidur's matrix products"] = _imported(folder)
     workshop = Workshop(search)
     for name, latency in tables.items():
-        for tp, pp, chunk in ((2, 2, 512), (2, 2, 1024), (1, 4, 512)):
+        for tp, pp, chunk in ((2, 2, 512), (2, 2, 1024), (1, 4, 512))[: 1 if smoke else 3]:
             batching = {"kind": "sarathi", "chunk_size": chunk, "max_num_seqs": 512}
             choice = {"cluster.gpu": "h100", "replica.tp": tp, "replica.pp": pp, "batching": batching}
             base = with_choice(tree(search, latency=latency), choice)
@@ -226,7 +239,7 @@ def _imported(folder: Path) -> dict[str, Any]:
 
 def gap(smoke: bool, _: int) -> None:
     """Why Qwen-72B costs more than Llama-2-70B: every head has keys and values of its own, so the pool holds fewer requests."""
-    search = asked(num_requests=200 if smoke else 800, warm_up=20 if smoke else 80)
+    search = asked(**(FEW if smoke else {}))
     workshop = Workshop(search)
     for name in ("llama-2-70b", "qwen-72b"):
         choice = {"cluster.gpu": "h100", "replica.tp": 4, "batching": {"kind": "sarathi", "chunk_size": 512}}
@@ -243,29 +256,41 @@ def gap(smoke: bool, _: int) -> None:
 
 def study(smoke: bool, count: int) -> None:
     """The what-if study: the best deployment of every model under every workload, and what trying all on GPUs would have cost."""
-    only = sys.argv[sys.argv.index("--only") + 1] if "--only" in sys.argv else ""
-    total = {"runs": 0.0, "cpu": 0.0, "gpu_hours": 0.0, "usd": 0.0}
-    for model in MODELS:
-        for workload in WORKLOADS:
-            if only not in f"{model} {workload}":
+    total = {"now": 0.0, "cpu": 0.0, "runs": 0.0, "gpu_hours": 0.0, "usd": 0.0}
+    figure: dict[str, dict[str, str]] = {}
+    for model in MODELS[::3] if smoke else MODELS:
+        for workload in WORKLOADS[::2] if smoke else WORKLOADS:
+            if word("--only") not in f"{model} {workload}":
                 continue
             narrow = {"replica.pp": [1], "batching.kind": ["vllm"], "replica.tp": [4]} if smoke else {}
-            few = {"num_requests": 100, "warm_up": 10, "span_s": 10} if smoke else {}
-            search = asked(space=paper_space() | narrow, top=1, seeds=1, uncertainty=0.1, **few)
+            search = asked(space=paper_space() | narrow, top=1, seeds=1, uncertainty=0.1, **(FEW if smoke else {}))
             answers, conductor, wall, cpu = searched(search, tree(search, workload, model={"name": model}), count)
-            inquiry = conductor.inquiries[0]
-            runs = {"runs": inquiry.num_runs, "cpu": cpu, "gpu_hours": inquiry.played_gpu_hours, "usd": inquiry.played_usd}
-            total = {name: total[name] + value for name, value in runs.items()}
+            inquiry, results = conductor.inquiries[0], answers.results
+            of = {
+                "now": inquiry.num_runs, "cpu": cpu, "runs": sum(one.probes for one in results),
+                "gpu_hours": sum(one.played_gpu_hours for one in results),
+                "usd": sum(one.played_gpu_hours * one.usd_per_gpu_hour for one in results),
+            }  # fmt: skip
+            total = {name: total[name] + value for name, value in of.items()}
             print(
-                f"{model:12} {workload:14} {inquiry.num_runs:6,} runs in {wall:5.0f} s, {cpu:5.0f} s CPU; avoided "
-                f"{inquiry.played_gpu_hours:8,.0f} GPU-hours, {inquiry.played_usd:9,.0f} USD; " + _best(answers),
+                f"{model:12} {workload:14} {len(results):,} configurations: {inquiry.num_runs:,} runs now in {wall:.0f} s, "
+                f"{cpu:.0f} s CPU; {of['runs']:,} runs with whole samples avoided {of['gpu_hours']:,.0f} GPU-hours, "
+                f"{of['usd']:,.0f} USD; " + _best(answers),
                 flush=True,
             )
-    each = total["cpu"] / max(1.0, total["runs"])
+            one = answers.finalists[0] if answers.finalists else None
+            said = "none" if one is None else f"{one.score_at(one.capacity):.3f} {one.result.gpu}"
+            figure.setdefault(model, {})[workload] = said
+    print("QPS per dollar an hour (the paper's figure 6), and on which GPU")
+    print(f"{'':12} " + " ".join(f"{workload:>18}" for workload in WORKLOADS))
+    for model, row in figure.items():
+        print(f"{model:12} " + " ".join(f"{row.get(workload, '-'):>18}" for workload in WORKLOADS))
+    each = total["cpu"] / max(1.0, total["now"])
+    hours, usd = (35_565 * total[name] / max(1.0, total["runs"]) for name in ("gpu_hours", "usd"))
     print(
-        f"{total['runs']:,.0f} runs in {total['cpu']:,.0f} s CPU ({1000 * each:.0f} ms a run), instead of "
-        f"{total['gpu_hours']:,.0f} GPU-hours and {total['usd']:,.0f} USD; "
-        f"35,565 runs at this pace: {35_565 * each / 2 / 60:.0f} min on two cores (target: 30; the paper: 12.5 h on 96)"
+        f"{total['now']:,.0f} runs in {total['cpu']:,.0f} s CPU ({1000 * each:.0f} ms a run); 35,565 runs at this pace: "
+        f"{35_565 * each / 2 / 60:.0f} min on two cores (target: 30; the paper: 12.5 h on 96), {hours:,.0f} GPU-hours and "
+        f"{usd:,.0f} USD avoided. The answers above need no more runs than these: bounds reject the others"
     )
 
 
@@ -284,7 +309,7 @@ def scaling(smoke: bool, count: int) -> None:
     if not path.is_file():
         print(f"no {path}: the Azure code trace of 2023 is needed (set SQUALL_SHARED)")
         return
-    table: dict[str, Any] = {"kind": "trace", "path": str(path)} | ({"max_requests": 2000} if smoke else {})
+    table: dict[str, Any] = {"kind": "trace", "path": str(path)} | ({"max_requests": 600} if smoke else {})
     fixed = {"fleet.replicas": {"from": 1, "to": 12, "step": 1}, "cluster.gpu": ["a100", "h100"]}
     elastic: dict[str, Any] = {
         "cluster.gpu": ["a100", "h100"],
@@ -301,8 +326,8 @@ def scaling(smoke: bool, count: int) -> None:
         ],
         "load": [{"kind": "disk"}, {"kind": "p2p"}, {"kind": "p2p", "live": True}, {"kind": "auto"}],
     }  # fmt: skip
-    if smoke:
-        elastic |= {"scale": elastic["scale"][::3], "load": elastic["load"][:1], "fleet": elastic["fleet"][1:4]}
+    if smoke or word("--sample"):
+        elastic |= {"scale": elastic["scale"][::3], "load": elastic["load"][:1], "fleet": elastic["fleet"][1:4:2]}
     slo = {"ttft_s": 2.0, "tbt_s": 0.1, "attainment": 0.99}
     for name, space in (("fixed", fixed), ("elastic", elastic)):
         search = asked(space=space, objective="usd", top=1)

@@ -137,8 +137,7 @@ def highest_rate(least: Least, room: Room, sample: Sample, replicas: int) -> flo
 def busy(least: Least, room: Room, sample: Sample) -> float:
     """Nanoseconds for which one replica is busy with the sample at least."""
     decodes = sample.num_gaps
-    cached = any(request.block_hashes for request in sample.requests)  # then prompts may cost nothing at all
-    prompts = 0 if cached else sample.num_prompt_tokens
+    prompts = 0 if sample.has_blocks else sample.num_prompt_tokens  # what is cached costs nothing at all
     tokens = prompts + (0 if least.speculative else decodes)
     steps = sample.context / room.kv_tokens
 
@@ -156,7 +155,7 @@ def impossible(latency: LatencyModel, sample: Sample, warm_up: int, limits: Sequ
     for limit in limits:
         if limit.metric in ("tbt", "tpot") and _pass(latency, 1, 1, 0) > limit.limit:
             return limit.name
-        if limit.metric in ("ttft", "e2e") and not any(request.block_hashes for request in sample.requests):
+        if limit.metric in ("ttft", "e2e") and not sample.has_blocks:
             prompts = sorted(request.num_prompt_tokens for request in sample.requests[warm_up:])
             needed = limit.needed(len(prompts))  # a longer prompt never takes less: the longest that must keep it says it all
             if needed and _pass(latency, 0, 0, prompts[needed - 1]) > limit.limit:

@@ -30,6 +30,7 @@ class Sample(Struct, frozen=True):
         context: tokens that decodes attend to, summed over all steps of all requests.
         digest: of the content: two samples with the same one are the same.
         whole: whether it is all of its workload.
+        has_blocks: whether prompts may begin alike, so that their beginnings need not be computed.
     """
 
     requests: tuple[OfferedRequest, ...]
@@ -39,6 +40,7 @@ class Sample(Struct, frozen=True):
     context: int
     digest: str
     whole: bool = True
+    has_blocks: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -87,7 +89,8 @@ def sample_of(requests: Sequence[OfferedRequest]) -> Sample:
         (r.num_output_tokens - 1) * r.num_prompt_tokens + r.num_output_tokens * (r.num_output_tokens - 1) // 2 for r in requests
     )
     rate = len(requests) * SECOND / last if last else 0.0
-    return Sample(tuple(requests), rate, prompts, outputs, context, _digest(requests))
+    has_blocks = any(request.block_hashes for request in requests)
+    return Sample(tuple(requests), rate, prompts, outputs, context, _digest(requests), has_blocks=has_blocks)
 
 
 def lasting(least: int, wanted: float) -> int:

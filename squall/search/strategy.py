@@ -60,7 +60,7 @@ def exhaustive(
     """
     waiting = sorted(candidates, key=lambda candidate: (-candidate.ceiling, candidate.job.number))
     found: list[Result] = []
-    size = min(top, inquiry.search.round)  # rounds grow: the sooner something good is known, the less is worth looking into
+    size = min(top, inquiry.search.round)  # more when nothing better comes: before, most are looked into in vain
     first = {candidate.job.number for candidate in leaders}
     if first:
         waiting = [candidate for candidate in waiting if candidate.job.number not in first]
@@ -77,7 +77,8 @@ def exhaustive(
         for candidate in [one for one in waiting if any(_is_smaller(one.job.choice, result.choice) for result in failing)]:
             waiting.remove(candidate)
             found.append(_by_replicas(inquiry, candidate, keep=keep))
-        size = min(2 * size, inquiry.search.round)
+        if need is not None and worth(found, top) == need:
+            size = min(2 * size, inquiry.search.round)
     return found
 
 
@@ -90,7 +91,9 @@ def scouted(inquiry: Inquiry, candidates: Sequence[Candidate], top: int) -> list
     spread = ordered[:: -(-len(ordered) // SCOUTS)]
     short = inquiry.survey([candidate.job.choice for candidate in spread], SCOUTED)
     hopeless = LEADS * max(candidate.ceiling for candidate in short)
-    best = ranked(exhaustive(inquiry, short, top, keep=False, known=hopeless))[:top]
+    ceilings = {candidate.job.number: candidate.ceiling for candidate in candidates}
+    found = ranked(exhaustive(inquiry, short, top, keep=False, known=hopeless))
+    best = sorted(found, key=lambda result: (-(result.score or 0.0), -ceilings[result.number], result.number))[:top]
     near = {result.number: result.capacity_rps for result in best}
     return [
         replace(candidate, job=replace(candidate.job, near_rps=near[candidate.job.number]))
