@@ -109,7 +109,7 @@ THREE = [OfferedRequest(id, 0, 100, 100) for id in range(3)]
 def test_when_whoever_takes_a_request_dies_its_replica_goes_on_with_it() -> None:
     config = shrinking(0.3, faults=(Fault(0.4, "replica", 0),))
     record, log, machines = play(config, THREE)
-    assert [event for *_, event, _ in log if isinstance(event, MoveWanted)][0] == MoveWanted((1,))
+    assert next(event for *_, event, _ in log if isinstance(event, MoveWanted)) == MoveWanted((1,))
     assert Kept(1, (1,)) in [event for *_, event, _ in log]
     assert all(row.outcome is Outcome.COMPLETED and row.num_output_tokens == 100 for row in record.requests)
     check_free(machines, {0})
