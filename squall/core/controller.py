@@ -20,6 +20,7 @@ from squall.core.events import (
     LoadFailed,
     NodeDown,
     NodeUp,
+    NoticeGiven,
     ReplicaDown,
     ReplicaLost,
     ReplicaStarted,
@@ -163,6 +164,9 @@ class Controller:
                 if at <= now:
                     self._sources.node_gone(node, now)
                 actions += self._redirect(now)
+            case NoticeGiven(replica, notice):
+                self._nodes.ends(self._member(replica).replica, now + notice, now)
+                actions += self._redirect(now)
             case NodeUp(node):
                 self._nodes.comes(node)
                 self._sources.node_back(node)
@@ -259,6 +263,7 @@ class Controller:
         self._sources.released(member, now)
         member.layers_ready = 0
         member.source = None
+        self._nodes.ended(member.replica)
         self._fleet.file(member)
         actions = self._pairs.lose(member, asked=False)
         if member.announced:

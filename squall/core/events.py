@@ -165,6 +165,13 @@ class ReplicaStopped(Event, frozen=True, gc=False):
     replica: ReplicaId
 
 
+class NoticeGiven(Event, frozen=True, gc=False):
+    """The replica's process was told to end, and serves for `notice` more at most, says that process."""
+
+    replica: ReplicaId
+    notice: Nanos
+
+
 class Stirred(Event, frozen=True, gc=False):
     """A request came to a router that had none, says the router of an elastic fleet: the controller looks again."""
 
@@ -423,7 +430,7 @@ class Woke(Event, frozen=True, gc=False):
 AnyEvent = (
     Submitted | StepsDone | Cancelled | Arrived | Progressed | ReplicaUp | ReplicaDown | DrainWanted | ReplicaStarted
     | LayerArrived | WeightsLoaded | LoadFailed | Warmed | Emptied | ReplicaLost | ReplicaStopped | Woke | Stirred
-    | ScaleWanted | NodeDown | NodeUp
+    | ScaleWanted | NodeDown | NodeUp | NoticeGiven
     | Offered | KvWanted | KvSent | KvFailed | KvArrived | Dropped | RoleChanged | Adopted | NotHeld | HandoffFailed | Kept
     | MoveWanted | ReturnWanted | KeepWanted
     | LivePaired | Unpaired | LayersDone | PullWanted | HandedOver | NothingLeft | BatchFormed

@@ -44,6 +44,7 @@ from squall.core.events import (
     LayersDone,
     LivePaired,
     LoadFailed,
+    NoticeGiven,
     Offered,
     ReplicaLost,
     ReplicaStarted,
@@ -56,7 +57,7 @@ from squall.core.events import (
     WeightsLoaded,
 )
 from squall.core.replica import Replica
-from squall.core.types import CONTROLLER, MachineId, ReplicaId, RequestId, RunId
+from squall.core.types import CONTROLLER, SECOND, MachineId, ReplicaId, RequestId, RunId
 from squall.core.views import BatchingPolicy
 from squall.errors import SquallError
 from squall.eventlog import EventLog
@@ -213,6 +214,10 @@ class Session:
             self._put(pb.FromReplica(peer=convert.to_message(Peer(self._host.replica, self._host.way.addresses))))
         self.tell(CONTROLLER, ReplicaStarted(self._host.replica))
         self._beat()
+
+    def give_notice(self, seconds: float) -> None:
+        """The process ends, in so many seconds at the latest."""
+        self.tell(CONTROLLER, NoticeGiven(self._host.replica, round(seconds * SECOND)))
 
     def close(self) -> None:
         """The head is gone: end the run, free everything, keep the weights (what there is of them). Idempotent."""

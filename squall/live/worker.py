@@ -159,7 +159,11 @@ class Worker:
                 self.end()
 
     async def _finish_requests(self) -> None:
+        """Until nobody has any; the heads are told, so that what can be moved is."""
         deadline = time.monotonic() + self._drain_timeout_s
+        for host in self._hosts.values():
+            if host.session is not None and not host.session.idle and not self._at_once:
+                host.session.give_notice(self._drain_timeout_s)
         while not self._at_once and time.monotonic() < deadline:
             if all(host.session is None or host.session.idle for host in self._hosts.values()):
                 return
