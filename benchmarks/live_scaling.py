@@ -154,11 +154,12 @@ def works(folder: Path, num_layers: int) -> tuple[list[Work], list[tuple[Nanos, 
 
 
 def rates(done: Sequence[Work], arrived: Sequence[tuple[Nanos, float]]) -> dict[str, float]:
-    """Layers times tokens a second of the pair, in each quarter of the weights' arrival."""
+    """Layers times tokens a second of the pair, in each quarter of the weights' arrival during which there was work."""
     found = {}
+    busy_until = max((work.ended_at for work in done if work.began_at < arrived[-1][0]), default=0)
     for quarter in range(4):
         inside = [now for now, fraction in arrived if quarter / 4 <= fraction < (quarter + 1) / 4]
-        if len(inside) > 1:
+        if len(inside) > 1 and inside[-1] <= busy_until:
             began, ended = inside[0], inside[-1]
             amount = sum(work.within(began, ended) for work in done)
             found[f"{quarter * 25} to {quarter * 25 + 25} %"] = amount / ((ended - began) / SECOND)
