@@ -117,7 +117,8 @@ def accelerator(config: Config) -> Gpu:
     if config.serve.engine == "emulated" or config.cluster.gpu.lower() != "cpu":
         return resolve_gpu(config.cluster.gpu)
     if not device.startswith("cuda"):
-        return _plain(device, "cpu", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return _plain(device, "cpu", memory // config.replica.tp)  # which a replica's ranks share
     import torch
 
     if not torch.cuda.is_available():

@@ -169,6 +169,14 @@ def test_heads_that_cannot_be_dealt_out_are_named(tp: int, tiny: Path) -> None:
         engine.build()
 
 
+@pytest.mark.model
+def test_smollm2_over_three_ranks_says_what_it_says_alone(smollm2: Path, start: Start, drive: Any) -> None:
+    jobs = [job(i, 5 + 11 * i, 6) for i in range(3)]
+    ours, alone = (drive(start(smollm2, tp), *jobs).outputs for tp in (3, 1))
+    for one in jobs:
+        assert [out.token for out in ours[one.request]] == [out.token for out in alone[one.request]]
+
+
 # -- weights
 
 
@@ -244,7 +252,12 @@ def test_a_rank_that_is_killed_ends_the_replica_at_once(tiny: Path, drive: Any) 
     assert engine.team is not None
     heard = threading.Event()
     reasons: list[ReplicaFailed] = []
-    engine.team.on_lost = lambda error: (reasons.append(error), heard.set())  # type: ignore[func-returns-value]
+
+    def lost(error: ReplicaFailed) -> None:
+        reasons.append(error)
+        heard.set()
+
+    engine.team.on_lost = lost
     try:
         engine.load()
         drive(engine, GREEDY[0])
