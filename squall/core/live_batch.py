@@ -5,11 +5,14 @@ Knows no replica and no order of events: `live_scaling` and `live_source` do.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, MutableSequence
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
 from squall.core.actions import Chunk, RunLayers
+from squall.core.blocks import blocks_of
 from squall.core.types import MILLISECOND, Nanos, RequestId
 
 if TYPE_CHECKING:
@@ -67,3 +70,28 @@ class Batch:
         return RunLayers(
             self.id, self.done, to, tuple(Chunk(work.request.id, 0, work.target, 0, last=True) for work in self.works)
         )
+
+
+def first_of(queue: deque[Work], most_tokens: int, blocks: int, block_size: int) -> list[Work]:
+    """Out of the queue, its first prompts that fit a batch of so many tokens (a longer one is alone) and so many blocks."""
+    works: list[Work] = []
+    tokens = 0
+    while queue:
+        work = queue[0]
+        blocks -= blocks_of(work.target, block_size)
+        tokens += work.target
+        if blocks < 0 or (works and tokens > most_tokens):
+            break
+        work.hashes = ()  # KV that comes in halves is not shared
+        works.append(queue.popleft())
+    return works
+
+
+def without(queues: Iterable[MutableSequence[Work]], request: RequestId) -> Work | None:
+    """Out of whichever of the queues it is in; None where it is in none."""
+    for queue in queues:
+        for work in queue:
+            if work.request.id == request:
+                queue.remove(work)
+                return work
+    return None

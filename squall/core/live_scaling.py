@@ -41,7 +41,7 @@ from squall.core.events import (
     WeightsLoaded,
     Woke,
 )
-from squall.core.live_batch import BATCH_TOKENS, Batch, LiveLimits
+from squall.core.live_batch import BATCH_TOKENS, Batch, LiveLimits, first_of, without
 from squall.core.types import CONTROLLER, ROUTER, Nanos, RequestId
 
 if TYPE_CHECKING:
@@ -186,17 +186,9 @@ class LiveTarget:
 
     def _gather(self, blocks: int) -> Batch | None:
         """The first of the queue that fit into a batch and so many blocks; None where not even the first does."""
-        host, tokens = self._host, 0
-        works: list[Work] = []
+        host = self._host
         most = getattr(host.policy, "max_num_batched_tokens", BATCH_TOKENS)
-        while host.waiting:
-            work = host.waiting[0]
-            blocks -= blocks_of(work.target, host.block_size)
-            tokens += work.target
-            if blocks < 0 or (works and tokens > most):
-                break
-            work.hashes = ()  # KV that comes in halves is not shared
-            works.append(host.waiting.popleft())
+        works = first_of(host.waiting, most, blocks, host.block_size)
         if not works:
             return None
         self._num_batches += 1
@@ -416,24 +408,9 @@ class LiveTarget:
         if self._running is not None and request in self._running.requests:
             self._cancelled.add(request)
             return []
-        if not self._remove(request):
+        work = without((host.waiting, self._complete, *(batch.works for batch in self._pending)), request)
+        if work is None:
             return []  # it is with the source already
+        host.pool.release(work.blocks, ())
+        self._pending = [batch for batch in self._pending if batch.works]
         return [Send(ROUTER, Progressed(host.id, finished=(request,))), Forget((request,))]
-
-    def _remove(self, request: RequestId) -> bool:
-        """Out of the queue, out of its batch, or from those that are to decode."""
-        for queue in (self._host.waiting, self._complete):
-            for work in queue:
-                if work.request.id == request:
-                    self._host.pool.release(work.blocks, ())
-                    queue.remove(work)
-                    return True
-        for batch in self._pending:
-            for work in batch.works:
-                if work.request.id == request:
-                    self._host.pool.release(work.blocks, ())
-                    batch.works.remove(work)
-                    if not batch.works:
-                        self._pending.remove(batch)
-                    return True
-        return False
