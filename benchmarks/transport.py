@@ -234,7 +234,7 @@ class Report:
         for receivers in (3,) if self._smoke else (3, 7):
             self._row("chain, 1 Gbit/s", 1.0, "tcp", receivers)
         self._row("all from one source, 1 Gbit/s", 1.0, "tcp", 3, chain=False)
-        self._namespaces(0.5)
+        self._namespaces(0.1 if self._smoke else 0.5)
         console = Console(width=110)
         console.print(self._table)
         for line in self._left_out:

@@ -23,6 +23,7 @@ def say(what: object) -> None:
 
 def main() -> None:
     name, kind, gbps, way = sys.argv[1:]
+    sys.modules["torch"] = None  # type: ignore[assignment]  # NIXL would ask it for CUDA's version, and its import takes long
     region = make_region()
     endpoint = Endpoint(name, TOKEN, gbps=float(gbps), patience_s=2.0, nixl=way == "nixl")
     endpoint.register(fill(region) if kind == "full" else region)
