@@ -327,7 +327,11 @@ def scaling(smoke: bool, count: int) -> None:
         "load": [{"kind": "disk"}, {"kind": "p2p"}, {"kind": "p2p", "live": True}, {"kind": "auto"}],
     }  # fmt: skip
     if smoke or word("--sample"):
-        elastic |= {"scale": elastic["scale"][::3], "load": elastic["load"][:1], "fleet": elastic["fleet"][1:4:2]}
+        elastic |= {
+            "scale": elastic["scale"][::3],
+            "load": elastic["load"][: 1 if smoke else 4 : 2],
+            "fleet": elastic["fleet"][1:4:2],
+        }
     slo = {"ttft_s": 2.0, "tbt_s": 0.1, "attainment": 0.99}
     for name, space in (("fixed", fixed), ("elastic", elastic)):
         search = asked(space=space, objective="usd", top=1)

@@ -39,7 +39,7 @@ DOUBTS = {
 def vllm(config: Config) -> str:
     """`vllm serve`, for one replica."""
     replica, kind = config.replica, _kind(config)
-    words = ["vllm serve", config.model.name, f"--tensor-parallel-size {replica.tp}"]
+    words = ["vllm serve", _model(config), f"--tensor-parallel-size {replica.tp}"]
     if replica.pp > 1:
         words.append(f"--pipeline-parallel-size {replica.pp}")
     words += [f"--block-size {replica.block_size}", f"--gpu-memory-utilization {replica.gpu_memory_utilization:g}"]
@@ -61,7 +61,7 @@ def vllm(config: Config) -> str:
 def sglang(config: Config) -> str:
     """`sglang.launch_server`, for one replica."""
     replica, kind = config.replica, _kind(config)
-    words = ["python -m sglang.launch_server", f"--model-path {config.model.name}", f"--tp-size {replica.tp}"]
+    words = ["python -m sglang.launch_server", f"--model-path {_model(config)}", f"--tp-size {replica.tp}"]
     if replica.pp > 1:
         words.append(f"--pp-size {replica.pp}")
     words += [f"--page-size {replica.block_size}", f"--mem-fraction-static {replica.gpu_memory_utilization:g}"]
@@ -125,6 +125,18 @@ def _tokens(config: Config) -> int | None:
     """Of a step; Sarathi calls it the chunk."""
     found: int | None = getattr(config.batching, "chunk_size", getattr(config.batching, "max_num_batched_tokens", None))
     return found
+
+
+def _model(config: Config) -> str:
+    """By the name that these engines find it under: a short name is ours alone."""
+    name = config.model.name
+    if "/" in name:
+        return name
+    try:
+        known = resolve_model(name).name
+    except ConfigError:
+        return name
+    return known if known.count("/") == 1 else name
 
 
 def _longest(config: Config) -> int:

@@ -60,8 +60,8 @@ def test_a_search_from_end_to_end(squall: Squall, tmp_path: Path) -> None:
     assert code == 0, err
     assert "24 configurations: " in out
     assert "8 cannot be run" in out
-    assert "vllm serve llama-3-8b --tensor-parallel-size" in out
-    assert "python -m sglang.launch_server --model-path llama-3-8b" in out
+    assert "vllm serve meta-llama/Meta-Llama-3-8B --tensor-parallel-size" in out
+    assert "python -m sglang.launch_server --model-path meta-llama/Meta-Llama-3-8B" in out
     assert "for 40 req/s" in out
     assert "next: squall simulate found/best.toml" in out
     found = tmp_path / "found"

@@ -59,12 +59,19 @@ def config(**tables: Any) -> Config:
 def test_every_policy_has_commands(batching: dict[str, Any], theirs: str, sglangs: str) -> None:
     asked = config(batching=batching)
     assert vllm(asked) == (
-        f"vllm serve llama-3-8b --tensor-parallel-size 1 --block-size 16 --gpu-memory-utilization 0.9 {theirs}"
+        f"vllm serve meta-llama/Meta-Llama-3-8B --tensor-parallel-size 1 --block-size 16 --gpu-memory-utilization 0.9 {theirs}"
     )
     assert sglang(asked) == (
-        "python -m sglang.launch_server --model-path llama-3-8b --tp-size 1 --page-size 16 --mem-fraction-static 0.9 " + sglangs
+        "python -m sglang.launch_server --model-path meta-llama/Meta-Llama-3-8B --tp-size 1 --page-size 16 --mem-fraction-static 0.9 "
+        + sglangs
     )
     assert bool(doubts(asked)) == (batching["kind"] not in ("vllm", "vllm_v0"))
+
+
+def test_a_model_goes_by_the_name_that_others_know() -> None:
+    """Ours are short; what is a place already, and what nobody knows, stays as it is."""
+    for name, theirs in (("qwen-72b", "Qwen/Qwen-72B"), ("Qwen/Qwen-72B", "Qwen/Qwen-72B"), ("./mine", "./mine"), ("my", "my")):
+        assert vllm(config(model={"name": name})).startswith(f"vllm serve {theirs} --tensor-parallel-size 1 ")
 
 
 def test_the_rest_of_a_replica() -> None:
