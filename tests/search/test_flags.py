@@ -62,8 +62,8 @@ def test_every_policy_has_commands(batching: dict[str, Any], theirs: str, sglang
         f"vllm serve meta-llama/Meta-Llama-3-8B --tensor-parallel-size 1 --block-size 16 --gpu-memory-utilization 0.9 {theirs}"
     )
     assert sglang(asked) == (
-        "python -m sglang.launch_server --model-path meta-llama/Meta-Llama-3-8B --tp-size 1 --page-size 16 --mem-fraction-static 0.9 "
-        + sglangs
+        "python -m sglang.launch_server --model-path meta-llama/Meta-Llama-3-8B --tp-size 1 --page-size 16 "
+        f"--mem-fraction-static 0.9 {sglangs}"
     )
     assert bool(doubts(asked)) == (batching["kind"] not in ("vllm", "vllm_v0"))
 
