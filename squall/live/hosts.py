@@ -13,11 +13,11 @@ from squall.eventlog import EventLog
 from squall.live.activations import ActivationsWay, PricedActivations, PulledActivations
 from squall.live.engine.build import accelerator, emulated_plan, engine_maker
 from squall.live.engine.interface import Engine
+from squall.live.host import Host
 from squall.live.kv_way import KvWay
 from squall.live.loading import Way
 from squall.live.plan import num_live_layers, served_plan
 from squall.live.served import ServedModel
-from squall.live.session import Host
 from squall.live.transport.segment import HostCopies
 from squall.policies.load import Host as FromHost
 

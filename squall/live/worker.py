@@ -32,12 +32,13 @@ from squall.config import Config
 from squall.core.types import ReplicaId
 from squall.errors import ConfigError, SquallError
 from squall.eventlog import open_log
+from squall.live.host import Host
 from squall.live.hosts import host_maker
 from squall.live.loop import run
 from squall.live.rpc.generated import squall_pb2 as pb
 from squall.live.rpc.service import OPTIONS, SERVICE, handler
 from squall.live.served import served_model
-from squall.live.session import Host, Session
+from squall.live.session import Session
 from squall.live.transport.segment import HostCopies
 
 GRACE_S = 60.0

@@ -10,7 +10,7 @@ import pytest
 from squall.core.types import MILLISECOND, Nanos, ReplicaId
 from squall.live.engine.emulated import EmulatedEngine, pseudo_token
 from squall.live.engine.tokenizer import ByteTokenizer
-from squall.live.session import Host
+from squall.live.host import Host
 from squall.live.worker import Worker
 from squall.perf.latency import BatchShape, Progression
 from squall.policies.batching import Vllm

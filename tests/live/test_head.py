@@ -20,7 +20,7 @@ from squall.live.engine.interface import Sampling, TokenOut
 from squall.live.engine.tokenizer import ByteTokenizer
 from squall.live.frontend import Frontend
 from squall.live.head import Head
-from squall.live.session import Host
+from squall.live.host import Host
 from squall.live.stream import Stream
 from squall.live.worker import Worker
 from squall.policies.batching import Vllm

@@ -30,11 +30,11 @@ from squall.errors import ModelError
 from squall.live.activations import ActivationsOffer
 from squall.live.engine.emulated import EmulatedEngine
 from squall.live.engine.interface import Job, RunEnded, Sampling, TokenOut
+from squall.live.host import Host
 from squall.live.rpc.client import ReplicaClient
 from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.rpc.generated import squall_pb2 as pb
 from squall.live.rpc.service import SERVICE, session_of
-from squall.live.session import Host
 from squall.live.transport.kv import KvOffer
 from squall.live.worker import _replicas
 
