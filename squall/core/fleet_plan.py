@@ -62,7 +62,6 @@ class Weights(Struct, frozen=True):
         num_bytes: of one replica, all its GPUs together.
         host_bytes_per_s, ssd_bytes_per_s, store_bytes_per_s: from the DRAM and the SSD of its node, and from the store.
         on_ssd: every node has them on its SSD from the beginning.
-        on_hosts: nodes that have them in DRAM from the beginning.
     """
 
     model: str = ""
@@ -72,7 +71,6 @@ class Weights(Struct, frozen=True):
     ssd_bytes_per_s: float = 0.0
     store_bytes_per_s: float = 0.0
     on_ssd: bool = True
-    on_hosts: tuple[int, ...] = ()
 
 
 class Patience(Struct, frozen=True):

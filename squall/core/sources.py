@@ -49,7 +49,7 @@ class Sources:
         self._pinned = bool(getattr(policy, "pinned", False))
         self._gone: set[int] = set()  # nodes
         self._shunned: dict[Place, tuple[int, Nanos]] = {}  # how often in a row nothing came from there, and until when
-        self._used: dict[int, Nanos] = dict.fromkeys(plan.weights.on_hosts, 0)
+        self._used: dict[int, Nanos] = {}
         nodes = (plan.slots.num // plan.slots.per_node + bool(plan.slots.num % plan.slots.per_node)) * plan.slots.nodes_per_slot
         self._on_ssd = frozenset(range(nodes)) if plan.weights.on_ssd else frozenset()
 

@@ -31,16 +31,15 @@ class Nearest(Struct):
 
     def __call__(self, view: LoadView) -> list[Transfer]:
         places = [Place("gpu", source.replica) for source in view.sources] + [Place("host", node) for node in view.host_copies]
-        return [Transfer("", (*places, STORE)[0], (target.replica,), "p2p") for target in view.targets]
+        kind = "p2p" if view.sources else "disk"
+        return [Transfer("", (*places, STORE)[0], (target.replica,), kind) for target in view.targets]
 
 
 class Subject:
-    """Replica 0 is ready; node 9, which has no slot, has a copy in its memory; a slot a node."""
+    """Replica 0 is ready, and left a copy in the memory of its node; a slot a node."""
 
     def __init__(self) -> None:
-        plan = FleetPlan(
-            {Role.BOTH: Bounds(1, 8, 1)}, Slots(8, 1), Weights(on_hosts=(9,)), Patience(start_timeout=TIMEOUT * SECOND)
-        )
+        plan = FleetPlan({Role.BOTH: Bounds(1, 8, 1)}, Slots(8, 1), Weights(), Patience(start_timeout=TIMEOUT * SECOND))
         self.now: Nanos = 0
         self.controller = Controller(plan, AsItIs(), Nearest())
         self.tell(Woke(), ReplicaStarted(0), WeightsLoaded(0, 100, 16), Warmed(0))
@@ -74,9 +73,9 @@ class Subject:
 def test_who_was_waited_for_in_vain_is_not_named_for_as_long() -> None:
     subject = Subject()
     assert subject.loads_from(subject.want(2)) == Place("gpu", 0)
-    assert subject.loads_from(subject.goes_on(subject.sleep(TIMEOUT))) == Place("host", 9)
+    assert subject.loads_from(subject.goes_on(subject.sleep(TIMEOUT))) == Place("host", 0)
     subject.now += TIMEOUT * SECOND - 1
-    assert subject.loads_from(subject.want(3)) == Place("host", 9)  # 0 is still shunned
+    assert subject.loads_from(subject.want(3)) == Place("host", 0)  # 0 is still shunned
     subject.now += 1
     third = subject.goes_on(subject.tell(Woke()))  # the second one did not come either, and the time of 0 is over
     assert subject.loads_from(third) == Place("gpu", 0)
@@ -91,9 +90,9 @@ def test_a_load_that_comes_clears_its_source_and_a_failed_one_shuns_it_for_a_min
         subject.tell(ScaleWanted(Role.BOTH, 1), LoadFailed(replica, "cut off"), ReplicaStopped(replica))
         return source
 
-    assert [fail(), fail(), fail()] == [Place("gpu", 0), Place("host", 9), STORE]
+    assert [fail(), fail(), fail()] == [Place("gpu", 0), Place("host", 0), STORE]
     subject.now += 60 * SECOND
-    assert [fail(), fail(), fail()] == [Place("gpu", 0), Place("host", 9), STORE]
+    assert [fail(), fail(), fail()] == [Place("gpu", 0), Place("host", 0), STORE]
     subject.now += 60 * SECOND
     assert fail() == STORE
     subject.now += 60 * SECOND
