@@ -15,7 +15,7 @@ from squall.search.result import Result
 from squall.search.space import shown
 from squall.search.spec import Search
 from squall.search.strategy import ranked
-from squall.search.tables import UNITS, best_lines, value
+from squall.search.tables import UNITS, best_lines, miss_lines, value
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#1b1f24")  # told apart by colour-blind readers too
 BARS = 25
@@ -40,7 +40,10 @@ def page(
         _chart("Time to first token of the best, at capacity: share of requests within x seconds", "seconds", "share",
                distributions(finalists)),
     ]  # fmt: skip
-    best = html.escape("\n".join(best_lines(finalists, search)))
+    lines = (
+        best_lines(finalists, search) if finalists else ("nothing keeps the limits; the nearest misses:", *miss_lines(results))
+    )
+    best = html.escape("\n".join(lines))
     listed = "\n".join(f"<li>{html.escape(note)}</li>" for note in notes)
     counts = html.escape(f"{len(results):,} configurations: {summary_line(results)}")
     answers = f"<p>{counts}</p>\n<pre>{best}</pre>\n<ul>{listed}</ul>\n{_loss_table(losses)}"

@@ -131,6 +131,10 @@ def test_an_slo_that_nothing_keeps_says_what_comes_nearest(squall: Squall, tmp_p
     assert "gpu=h100-sxm" in misses[2]
     assert "gpu=a100-80g" in misses[3]
     assert not (tmp_path / "found" / "best.toml").exists()
+    page = (tmp_path / "found" / "report.html").read_text()
+    assert "nothing keeps the limits; the nearest misses:" in page
+    assert 'src="http' not in page
+    assert "<link" not in page.partition("<script")[0]
 
 
 def test_nor_does_any_fleet_for_a_given_workload(squall: Squall, tmp_path: Path) -> None:
