@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -100,12 +100,12 @@ class Service:
 
     def held(self) -> Held:
         pids = [self._process.pid, *self.workers()]
-        inodes = [inode for pid in pids for inode in _sockets(pid)]
+        inodes = [name.removeprefix("socket:[").removesuffix("]") for pid in pids for name in _opened(pid)]
         return Held(
             processes=len(pids),
             rss=sum(_rss(pid) for pid in pids),
             ports=len(_listening().intersection(inodes)),
-            segments=len(list(SHARED.glob("squall-*"))),
+            segments=len(_segments(pids)),
             files=len(list(Path(f"/proc/{self._process.pid}/fd").iterdir())),
         )
 
@@ -139,7 +139,7 @@ def served(folder: Path, *settings: str) -> Iterator[Service]:
     """Up and ready; on leaving it is asked to end, and what it leaves behind is an error."""
     arguments = [part for setting in (*ANYWAY, *settings) for part in ("--set", setting)]
     command = [sys.executable, "-m", "squall", "serve", *arguments, "--out", str(folder)]
-    before = set(SHARED.glob("squall-*"))
+    before = _segments(())
     with (
         (folder.parent / "serve.log").open("w") as log,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
@@ -162,7 +162,7 @@ def served(folder: Path, *settings: str) -> Iterator[Service]:
         finally:
             process.kill()
     left = [pid for pid in workers if Path(f"/proc/{pid}").exists()]
-    if process.returncode or left or set(SHARED.glob("squall-*")) - before:
+    if process.returncode or left or _segments(()) - before:
         raise SystemExit(f"it ended with {process.returncode}, and left processes {left} or segments of shared memory")
 
 
@@ -172,13 +172,21 @@ def _rss(pid: int) -> int:
     return 0
 
 
-def _sockets(pid: int) -> list[str]:
+def _opened(pid: int) -> list[str]:
+    """What a process has open: paths, and what the system calls the rest."""
     found = []
     with contextlib.suppress(OSError):
         for path in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                found.append(os.readlink(path).removeprefix("socket:[").removesuffix("]"))
+                found.append(os.readlink(path))
     return found
+
+
+def _segments(ours: Collection[int]) -> set[Path]:
+    """Host copies of weights, but for those that processes of another service use."""
+    others = [int(path.name) for path in Path("/proc").glob("[0-9]*") if int(path.name) not in ours]
+    used = {path for pid in others for path in _opened(pid) if path.startswith(str(SHARED))}
+    return {path for path in SHARED.glob("squall-*") if str(path) not in used}
 
 
 def _listening() -> set[str]:
