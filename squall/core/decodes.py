@@ -149,8 +149,10 @@ class DecodeGroup:
         at = self.step % size
         if at + steps <= size:
             return sum(growth[at : at + steps])
-        cycles, rest = divmod(steps - size + at, size)
-        return sum(growth[at:]) + cycles * (self.size - self._complete) + sum(growth[:rest])
+        cycles, rest = divmod(steps, size)
+        to = at + rest
+        taken = sum(growth[at:to]) if to <= size else sum(growth[at:]) + sum(growth[: to - size])
+        return taken + cycles * (self.size - self._complete)
 
     def growth(self) -> list[int]:
         """Blocks that each of the next `block_size` steps takes; those after them take the same again."""

@@ -58,9 +58,9 @@ def within_cache(
     if evicted <= 0:
         return steps, ()
     evictable = pool.oldest(evicted)
-    if steps > 1:
+    if steps > 1 and (works := [*looked_at, *(work for work, _ in batch)]):
         # The plan rests on these cached blocks: it holds until the first of them is evicted.
-        watched = _watched(set(evictable), [*looked_at, *(work for work, _ in batch)])
+        watched = _watched(set(evictable), works)
         for i, block in enumerate(evictable if watched else ()):
             if block in watched:
                 steps = within(group, batch, block_size, steps, pool.num_free + i)

@@ -397,8 +397,9 @@ class Replica:
                     self.num_decodes = plan.decodes
                     if not plan.decodes:
                         free = self.pool.num_available
-                self._taken = self._chunk_blocks(plan) if plan.chunks else 0
-                if self._taken <= free:
+                taken = self._chunk_blocks(plan) if plan.chunks else 0
+                if taken <= free:
+                    self._taken = taken
                     return plan
             victim = self._victim()
             if victim is None:
