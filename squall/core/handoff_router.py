@@ -254,6 +254,8 @@ class HandoffRouter(Router):
         entry = self._entries.get(request)
         if entry is None or entry.held is None:
             return []
+        if entry.phase is RequestPhase.CANCELLING and entry.backend is not None and entry.backend.replica != replica:
+            return []  # who holds it says when it is gone
         is_target = entry.to is not None and entry.to.replica == replica
         orphaned = entry.to is entry.backend or entry.held.head is not None
         if (is_target and orphaned) or (not is_target and replica in sources_of(entry)):

@@ -121,7 +121,8 @@ class LiveTarget:
                 self._host.enqueue(request)
                 return self._turn([], now)
             case Cancelled(request):
-                return self._turn(self._cancel(request), now)
+                told = self._cancel(request)
+                return None if told is None else self._turn(told, now)
             case LayersDone():
                 return self._turn(self._layer_done(event), now)
             case PullWanted():
@@ -205,7 +206,7 @@ class LiveTarget:
         self._cancelled.clear()
         actions: list[AnyAction] = []
         for request in gone:
-            actions += self._cancel(request)
+            actions += self._cancel(request) or ()
         if self._alone and not self._warm:
             actions += self._surrender(self._take_back())
         return actions
@@ -403,14 +404,15 @@ class LiveTarget:
         ids = tuple(sorted(requests))
         return [Abandon(ids), Send(ROUTER, Surrendered(self._host.id, ids))]
 
-    def _cancel(self, request: RequestId) -> list[AnyAction]:
+    def _cancel(self, request: RequestId) -> list[AnyAction] | None:
+        """None where it is in no batch: it is held for somebody who decodes it, or with the source already."""
         host = self._host
         if self._running is not None and request in self._running.requests:
             self._cancelled.add(request)
             return []
         work = without((host.waiting, self._complete, *(batch.works for batch in self._pending)), request)
         if work is None:
-            return []  # it is with the source already
+            return None
         host.pool.release(work.blocks, ())
         self._pending = [batch for batch in self._pending if batch.works]
         return [Send(ROUTER, Progressed(host.id, finished=(request,))), Forget((request,))]

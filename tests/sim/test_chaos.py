@@ -29,10 +29,11 @@ def go_through(seed: int, mode: str, path: Path, *, live: bool) -> Log:
 
 # Seeds that told of something: a dead link that never came back, KV that could not be sent by the source of a pair, a target
 # that was stopped in the middle of its layers, one that was announced before it had given everything back, an offer that took the
-# place of a failed one which was still being written to.
+# place of a failed one which was still being written to, clients that left what was held while its target died or the source had
+# other things to do, a replica that was stopped with a part of what another one held.
 FOUND = {
     ("colocated", True): (28, 45, 75, 210, 215),
-    ("disaggregated", True): (9, 21, 57, 62, 3058, 3111, 3113),
+    ("disaggregated", True): (9, 21, 57, 62, 3058, 3111, 3113, 4004, 4040, 4057, 4226),
     ("disaggregated", False): (32, 40),
 }
 
