@@ -153,7 +153,7 @@ class HandoffQueue:
         target.num_tokens -= entry.request.num_prompt_tokens
         target.num_waiting -= 1
         if target.open:
-            self.index.changed(target)
+            target.index.changed(target)
         return target
 
     # -- offers
@@ -219,7 +219,7 @@ class HandoffQueue:
         entry.backend, entry.to = target, None
         self._let_go(entry)
         if target.open:
-            self.index.changed(target)
+            target.index.changed(target)
         return source
 
     def keep(self, entry: Entry) -> list[AnyAction]:

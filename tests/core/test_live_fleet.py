@@ -7,7 +7,11 @@ from squall.core.events import (
     AnyEvent,
     Arrived,
     Disowned,
+    HandoffFailed,
+    Held,
     LivePaired,
+    Offered,
+    Progressed,
     ReplicaDown,
     ReplicaLost,
     ReplicaStarted,
@@ -23,6 +27,7 @@ from squall.core.events import (
 )
 from squall.core.fleet_plan import Bounds, FleetPlan, Slots, Weights
 from squall.core.fleet_view import LoadPolicy
+from squall.core.handoff_router import HandoffRouter
 from squall.core.types import ROUTER, ReplicaId, Request, Role
 from squall.policies.load import Disk
 from squall.policies.route import LeastLoaded, LeastPromised
@@ -122,3 +127,21 @@ def test_when_a_source_dies_with_what_it_took_over_whoever_ran_the_first_layers_
             assert sent[0] == Send(3, Submitted(request))
     actions = router.handle(ReplicaDown(0, lost=True), 0)
     assert actions.index(Send(3, Disowned((7,)))) < actions.index(Send(3, Submitted(request)))
+
+
+def test_a_replica_that_stands_aside_and_dies_gets_none_of_what_it_was_promised_again() -> None:
+    router = HandoffRouter(LeastLoaded(), 100, 10**6, 2, True, moves=True)
+    said: list[AnyAction] = []
+    for event in (
+        ReplicaUp(0, 100, 16),
+        Arrived(Request(7, 0, 100, 10)),
+        Progressed(0, first=(7,)),
+        ReplicaUp(1, 100, 16),
+        ReplicaDown(0, lost=False),
+        Progressed(0, held=(Held(7, 101),)),
+        ReplicaUp(3, 100, 16, Role.BOTH, 1),
+    ):
+        said += router.handle(event, 0)
+    assert [action.to for action in said if isinstance(action, Send) and isinstance(action.event, Offered)] == [1]
+    after = [*router.handle(ReplicaDown(1, lost=True), 0), *router.handle(HandoffFailed(0, 7, 1), 0)]
+    assert 1 not in {action.to for action in after if isinstance(action, Send)}
