@@ -6,8 +6,8 @@
 Clients stream without a pause and compare every answer with what it must be, to the letter: an answer may come late, but neither
 fail nor end early. Afterwards nothing may be left: no block of KV in use, no process, no listening port, no segment of shared
 memory, and no memory that grows with the number of cycles. What dies again within a minute is started ever later, up to a
-minute: that is where the time goes, and why emulated workers, which all die at once, are killed less often. With --real also how much slower tokens come from a replica that
-sends its weights. Exits with 1 where something failed, differs or is left.
+minute: that is where the time goes, and why emulated workers, which all die at once, are killed less often. With --real also
+how much slower tokens come from a replica that sends its weights. Exits with 1 where something failed, differs or is left.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ async def exercise(service: Service, given: argparse.Namespace) -> bool:
     async with httpx.AsyncClient(base_url=service.url, timeout=DEADLINE_S) as client:
         fresh = service.held()
         answer = await real_answers(client, 24) if given.real else emulated_answers(given.seed)
-        kills = 0.5 if given.smoke else 0.3 if given.real else 0.06
+        kills = 1.0 if given.smoke else 0.3 if given.real else 0.06
         cycles = Cycles(service, 3 if given.real else 8, kills, random.Random(given.seed))
         numbers = iter(range(1, 1 << 62))
         clients = [asyncio.create_task(keep_asking(client, answer, numbers, tally, over)) for _ in range(4 if given.real else 8)]
@@ -375,7 +375,7 @@ def main() -> None:
     parser.add_argument("--real", action="store_true", help="the embedded model instead of emulated engines")
     parser.add_argument("--smoke", action="store_true", help="just enough to see that it runs")
     given = parser.parse_args()
-    given.cycles = given.cycles or (3 if given.smoke else 20 if given.real else 500)
+    given.cycles = given.cycles or (2 if given.smoke else 20 if given.real else 500)
     if given.real:
         try:
             find("smollm2")
