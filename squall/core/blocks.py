@@ -27,6 +27,9 @@ def most_blocks(request: Request, block_size: int) -> int:
     return blocks_of(request.num_prompt_tokens + request.max_output_tokens - 1, block_size)
 
 
+GONE: Final = -1
+"""No hash: these are 0 at least, and some traces number their blocks from 0."""
+
 PLACES: Final = 1024
 """Places in the order of eviction that may be out of use, besides as many as there are idle blocks."""
 
@@ -54,7 +57,7 @@ class BlockPool:
         self._held: set[BlockHash] = set()  # all that are cached
         self._more: dict[BlockHash, int] = {}  # users of a block beyond the first
         self.idle: dict[BlockHash, int] = {}
-        self._order: list[BlockHash] = []  # in which blocks became idle; 0 (no hash) where one is used again
+        self._order: list[BlockHash] = []  # in which blocks became idle; GONE where one is used again
         self._first = 0  # places before this one are of evicted blocks
 
     @property
@@ -77,7 +80,7 @@ class BlockPool:
         found: list[BlockHash] = []
         at = self._first
         while len(found) < most and at < len(order):
-            found += filter(None, order[at : at + most])
+            found += filter(GONE.__ne__, order[at : at + most])
             at += most
         return tuple(found[:most])
 
@@ -95,7 +98,7 @@ class BlockPool:
             if place is None:
                 more[block] = more.get(block, 0) + 1
             else:
-                self._order[place] = 0
+                self._order[place] = GONE
                 self.num_available -= 1
 
     def share(self, hashes: Iterable[BlockHash]) -> tuple[BlockHash, ...]:

@@ -40,6 +40,16 @@ def test_the_tail_of_a_chain_is_evicted_before_its_head() -> None:
     assert pool.num_available == 0
 
 
+def test_a_block_whose_hash_is_0_is_one_like_any_other() -> None:
+    pool = BlockPool(2)
+    pool.take(2)
+    pool.release(2, pool.share((0, 1)))
+    assert pool.oldest(2) == (1, 0)
+    pool.take(2)
+    assert pool.match((0, 1), 2) == (0, 0)
+    assert pool.num_free == pool.num_available == 0
+
+
 def test_free_blocks_are_taken_before_anything_is_evicted() -> None:
     pool = cached(BlockPool(5), 11, 12)
     pool.take(3)
