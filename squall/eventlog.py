@@ -22,8 +22,8 @@ from msgspec import Struct
 from squall.core.actions import AnyAction
 from squall.core.controller import Controller
 from squall.core.disaggregated import DisaggregatedRouter
-from squall.core.handoff_router import HandoffRouter
 from squall.core.events import AnyEvent
+from squall.core.handoff_router import HandoffRouter
 from squall.core.machine import Machine
 from squall.core.pipeline import PipelinedReplica
 from squall.core.replica import Replica

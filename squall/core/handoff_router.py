@@ -38,7 +38,7 @@ from squall.core.finish_rate import MIN_WAIT_S
 from squall.core.fleet_view import RoutePolicy
 from squall.core.handoff_queue import HandoffQueue, dropped, offer, sources_of
 from squall.core.lifecycle import REQUEST, RequestHappening, RequestPhase
-from squall.core.moves import Moves
+from squall.core.moves import Moves, by_holder
 from squall.core.replica_index import Backend
 from squall.core.router import Router, reply
 from squall.core.types import Nanos, ReplicaId, RequestId
@@ -167,8 +167,7 @@ class HandoffRouter(Router):
 
     def _refuse(self, entry: Entry, rejection: Rejection, message: str, retry_after_s: float) -> list[AnyAction]:
         """It was prefilled in vain."""
-        told: list[AnyAction] = [reply(entry.request, rejection, message, retry_after_s)]
-        return told + self._call_off(entry)
+        return [reply(entry.request, rejection, message, retry_after_s), *self._call_off(entry)]
 
     def _adopted(self, replica: ReplicaId, request: RequestId) -> list[AnyAction]:
         entry = self._promised(replica, request, "adopted")
@@ -248,7 +247,7 @@ class HandoffRouter(Router):
         """Count it as running where it is held, as if there were no hand-offs."""
         target, head = entry.to, None if entry.held is None else entry.held.head
         self._handoffs.keep(entry)
-        return ([] if target is entry.backend else self._let_go(target)) + self._release_head(head)
+        return (self._let_go(target) if target is not entry.backend else []) + self._release_head(head)
 
     def _not_held(self, replica: ReplicaId, request: RequestId, now: Nanos) -> list[AnyAction]:
         entry = self._entries.get(request)
@@ -296,7 +295,7 @@ class HandoffRouter(Router):
             actions += self._handoffs.keep(entry)
             actions += self._let_go(target)
             if replica in self._moves.emptying and entry.num_failed <= self.max_retries:
-                self._move(entry)
+                self._moves.add(entry)
         return actions + self._settle_handoffs()
 
     # -- replicas that are emptied
@@ -310,21 +309,17 @@ class HandoffRouter(Router):
             if entry.backend is not backend or entry.held is not None:
                 continue
             if entry.started:
-                self._move(entry)
+                self._moves.add(entry)
             elif entry.phase is not RequestPhase.CANCELLING:
                 prompts.append(request)
         return actions + self._ask_back(backend.replica, prompts) + self._settle_handoffs()
-
-    def _move(self, entry: Entry) -> None:
-        if entry.phase is not RequestPhase.CANCELLING:
-            self._moves.add(entry)
 
     def _go_on_emptying(self, event: Progressed) -> list[AnyAction]:
         """Who has its first token there has to go, too; who lost its KV has nothing to take along."""
         for request in event.first:
             entry = self._entries.get(request)
             if entry is not None and entry.held is None and entry.backend is not None and entry.backend.replica == event.replica:
-                self._move(entry)
+                self._moves.add(entry)
         return self._ask_back(event.replica, event.preempted)
 
     def _ask_back(self, replica: ReplicaId, requests: Sequence[RequestId]) -> list[AnyAction]:
@@ -333,25 +328,20 @@ class HandoffRouter(Router):
 
     def _ask_movers(self) -> list[AnyAction]:
         """Whoever has a place elsewhere is to be held. They go in order, but for those that fit nowhere."""
-        leaving: dict[ReplicaId, list[RequestId]] = {}
+        leaving: list[Entry] = []
         for entry in list(self._moves.waiting.values()):
-            if not self._handoffs.place(entry):
-                if entry.num_tokens <= self._handoffs.largest:
-                    break
-                continue
-            self._moves.ask(entry)
-            assert entry.backend is not None
-            leaving.setdefault(entry.backend.replica, []).append(entry.request.id)
-        return [Send(replica, MoveWanted(tuple(requests))) for replica, requests in leaving.items()]
+            if self._handoffs.place(entry):
+                self._moves.ask(entry)
+                leaving.append(entry)
+            elif entry.num_tokens <= self._handoffs.largest:
+                break
+        return [Send(replica, MoveWanted(requests)) for replica, requests in by_holder(leaving)]
 
     def _keep(self, entries: Sequence[Entry]) -> list[AnyAction]:
         """Whoever held them goes on with them, and says so."""
-        keeping: dict[ReplicaId, list[RequestId]] = {}
         for entry in entries:
-            assert entry.backend is not None
             self._handoffs.withdraw(entry)
-            keeping.setdefault(entry.backend.replica, []).append(entry.request.id)
-        return [Send(replica, KeepWanted(tuple(requests))) for replica, requests in keeping.items()]
+        return [Send(replica, KeepWanted(requests)) for replica, requests in by_holder(entries)]
 
     def _stop_moving(self, entries: Sequence[Entry]) -> list[AnyAction]:
         """They are not to leave any more; their places are free."""
@@ -363,8 +353,7 @@ class HandoffRouter(Router):
 
     def _displace_from(self, target: Backend) -> list[AnyAction]:
         """It takes nobody in; whoever was to come looks for another place."""
-        entries = self._moves.meant_for(target)
-        actions = self._stop_moving(entries)
+        actions = self._stop_moving(entries := self._moves.meant_for(target))
         for entry in entries:
             self._moves.add(entry)
         return actions
@@ -382,9 +371,8 @@ class HandoffRouter(Router):
         self._lost = backend
         self._moves.stop(backend.replica)
         actions = self._displace_from(backend) + self._stop_moving(self._moves.of(backend))
-        concerned = [entry for entry in self._entries.values() if entry.held is not None]
-        for entry in sorted(concerned, key=_id):
-            actions += self._lose_end(entry, backend, now)
+        for request in sorted(request for request, entry in self._entries.items() if entry.held is not None):
+            actions += self._lose_end(self._entries[request], backend, now)
         lost = ReplicaDown(backend.replica, lost=True)
         actions += [Send(target, lost) for target in sorted(self._owed.pop(backend.replica, ())) if target in self._backends]
         actions += super()._lose(backend, now)
@@ -411,9 +399,4 @@ class HandoffRouter(Router):
         return []
 
     def _fleet_changed(self) -> list[AnyAction]:
-        actions = super()._fleet_changed()
-        return actions + self._settle_handoffs()
-
-
-def _id(entry: Entry) -> RequestId:
-    return entry.request.id
+        return super()._fleet_changed() + self._settle_handoffs()

@@ -1,7 +1,7 @@
 """Requests that decode on replicas which are to be empty, and those of them that have a place elsewhere.
 
 A request goes on decoding until it has a place (`HandoffQueue.place`); then its replica is asked to hold it, and from there on it
-is a hand-off like any other. Knows no phase, no route and no replica's insides.
+is a hand-off like any other. Knows no route and no replica's insides.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from squall.core.entries import Entry
+from squall.core.lifecycle import RequestPhase
 from squall.core.replica_index import Backend
 from squall.core.types import ReplicaId, RequestId
 
@@ -30,8 +31,9 @@ class Moves:
         self.asked: dict[RequestId, Entry] = {}
 
     def add(self, entry: Entry) -> None:
-        """It decodes on a replica that is to be empty."""
-        self.waiting[entry.request.id] = entry
+        """It decodes on a replica that is to be empty, and is wanted."""
+        if entry.phase is not RequestPhase.CANCELLING:
+            self.waiting[entry.request.id] = entry
 
     def ask(self, entry: Entry) -> None:
         """It has a place."""
@@ -54,10 +56,18 @@ class Moves:
     def stop(self, replica: ReplicaId) -> None:
         """It is not to be empty any more; who has a place already may still leave."""
         self.emptying.discard(replica)
-        gone: Iterable[RequestId] = [id for id, entry in self.waiting.items() if _is_at(entry, replica)]
-        for id in gone:
+        for id in [id for id, entry in self.waiting.items() if _is_at(entry, replica)]:
             del self.waiting[id]
 
 
 def _is_at(entry: Entry, replica: ReplicaId) -> bool:
     return entry.backend is not None and entry.backend.replica == replica
+
+
+def by_holder(entries: Iterable[Entry]) -> list[tuple[ReplicaId, tuple[RequestId, ...]]]:
+    """Requests, by the replica that has them, both in the order given."""
+    found: dict[ReplicaId, list[RequestId]] = {}
+    for entry in entries:
+        assert entry.backend is not None
+        found.setdefault(entry.backend.replica, []).append(entry.request.id)
+    return [(replica, tuple(requests)) for replica, requests in found.items()]

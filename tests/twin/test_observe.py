@@ -197,7 +197,7 @@ def test_a_log_without_the_making_of_a_machine_is_refused() -> None:
 @pytest.mark.parametrize(
     ("created", "message"),
     [
-        (Created("Oracle", {}), "unknown machine 'Oracle'; one of Router, HandoffRouter, DisaggregatedRouter, Controller, Replica"),
+        (Created("Oracle", {}), "unknown machine 'Oracle'; one of Router, HandoffRouter, DisaggregatedRouter, Controller"),
         (Created("Controller", {"plan": {}}), "Controller of .* cannot be made: 'scale'"),
         (Created("Controller", {"plan": {}, "scale": {"kind": "moody"}}), "cannot be made: Invalid value 'moody'"),
         (Created("Controller", {"plan": {}, "scale": {"kind": "no.such:Thing"}}), "cannot be made: No module named 'no'"),
