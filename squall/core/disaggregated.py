@@ -42,8 +42,9 @@ class DisaggregatedRouter(HandoffRouter):
         moves: bool = False,
         max_model_len: int | None = None,
     ) -> None:
-        rules = max_share, max_ratio, moves, max_model_len
-        super().__init__(policy, max_queued_requests, max_queued_tokens, max_retries, elastic, *rules)
+        super().__init__(  # one by one: compiled, a starred argument arrives as one
+            policy, max_queued_requests, max_queued_tokens, max_retries, elastic, max_share, max_ratio, moves, max_model_len
+        )
         self.decode_policy = decode_policy
         self._handoffs = HandoffQueue(index_of(decode_policy), max_share, max_ratio)
 
