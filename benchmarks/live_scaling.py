@@ -51,7 +51,7 @@ LOADS = {
 class Burst(NamedTuple):
     """So many prompts of so many tokens, evenly within so many seconds."""
 
-    count: int
+    prompts: int
     tokens: int
     seconds: float
 
@@ -95,21 +95,21 @@ async def first_tokens(head: Head, burst: Burst) -> list[float]:
     """Of each prompt, the seconds until its first token."""
 
     async def ask(number: int) -> float:
-        await asyncio.sleep(burst.seconds * number / burst.count)
+        await asyncio.sleep(burst.seconds * number / burst.prompts)
         began = time.monotonic()
         prompt = [(number * 31 + at) % 250 for at in range(burst.tokens)]
         async for _ in head.submit(prompt, Sampling(max_tokens=1, temperature=0, ignore_eos=True)):
             return time.monotonic() - began
         raise RuntimeError("an answer without a token")
 
-    return await asyncio.gather(*map(ask, range(burst.count)))
+    return await asyncio.gather(*map(ask, range(burst.prompts)))
 
 
 async def measure(folder: Path, settings: Sequence[str], burst: Burst, *, again: bool) -> tuple[list[float], float]:
     """First tokens of a burst with which a second replica comes; and how long it takes two that are ready (0: not asked)."""
     async with fleet(folder, (*settings, *COMMON)) as head:
         asking = asyncio.create_task(first_tokens(head, burst))
-        await asyncio.sleep(burst.seconds / burst.count)  # there is somebody to relieve
+        await asyncio.sleep(burst.seconds / burst.prompts)  # there is somebody to relieve
         head.want(Role.BOTH, 2)
         times = await asking
         if not again:
@@ -169,7 +169,7 @@ def rates(done: Sequence[Work], arrived: Sequence[tuple[Nanos, float]]) -> dict[
 def compare(
     place: Path, title: str, settings: Sequence[str], burst: Burst, num_layers: int, loads: Sequence[str], out: Console
 ) -> None:
-    times = Table(title=f"{title}: first token of {burst.count} prompts of {burst.tokens} tokens within {burst.seconds:g} s")
+    times = Table(title=f"{title}: first token of {burst.prompts} prompts of {burst.tokens} tokens within {burst.seconds:g} s")
     for column in ("weights come", "mean, s", "p50, s", "p99, s"):
         times.add_column(column, justify="left" if column == "weights come" else "right")
     for name in loads:
@@ -185,7 +185,7 @@ def compare(
 def pair(folder: Path, title: str, burst: Burst, num_layers: int, together: float, out: Console) -> None:
     """How much of two replicas side by side the pair was, by how much of the weights had arrived."""
     done, arrived, helped = works(folder, num_layers)
-    both = burst.count * burst.tokens * num_layers / together
+    both = burst.prompts * burst.tokens * num_layers / together
     table = Table(
         title=f"{title}: throughput of the pair, of two ready replicas side by side ({both / 1e6:.2f} M layer-tokens/s)"
     )

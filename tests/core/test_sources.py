@@ -31,8 +31,8 @@ class Nearest(Struct):
 
     def __call__(self, view: LoadView) -> list[Transfer]:
         places = [Place("gpu", source.replica) for source in view.sources] + [Place("host", node) for node in view.host_copies]
-        kind = "p2p" if view.sources else "disk"
-        return [Transfer("", (*places, STORE)[0], (target.replica,), kind) for target in view.targets]
+        source = (*places, STORE)[0]
+        return [Transfer("", source, (target.replica,), "p2p" if view.sources else "disk") for target in view.targets]
 
 
 class Subject:

@@ -12,10 +12,12 @@ from squall.live.engine.architecture import read_decoder_config
 from squall.live.engine.weights import pieces
 
 VOCABULARY = 300
+NUM_LAYERS = 8
+
 SIZES = {
     "model_type": "llama",
     "hidden_size": 128,
-    "num_hidden_layers": 8,
+    "num_hidden_layers": NUM_LAYERS,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "intermediate_size": 512,

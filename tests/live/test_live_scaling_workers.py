@@ -12,10 +12,9 @@ import pytest
 from squall.core.events import AnyEvent, HandedOver, LayersDone, Unpaired
 from squall.core.types import Role
 from squall.eventlog import read
-from tests.live.checkpoints import SIZES, write_checkpoint
+from tests.live.checkpoints import NUM_LAYERS, write_checkpoint
 from tests.live.test_weights_between_workers import Fleet, replayed, serving
 
-NUM_LAYERS = SIZES["num_hidden_layers"]
 PROMPTS = [tuple(range(start, start + 37)) for start in range(10, 250, 12)]
 SETTINGS = ("batching.max_num_batched_tokens=80", "batching.max_num_seqs=16", "replica.block_size=8", "replica.max_model_len=512",
             "load={kind='chain', live=true}", "serve.link_gbps=0.05")  # fmt: skip
@@ -57,7 +56,7 @@ async def pair(model: Path, folder: Path, *more: str, apart: bool = False) -> As
         yield fleet
 
 
-def busy_until(fleet: Fleet, alone: list[list[int]], over: Callable[[], bool]) -> "asyncio.Future[list[None]]":
+def busy_until(fleet: Fleet, alone: list[list[int]], over: Callable[[], bool]) -> "asyncio.Future[tuple[None, None]]":
     """Two at a time ask and ask again, so that there is always somebody to relieve."""
 
     async def ask() -> None:

@@ -11,8 +11,8 @@ from squall.core.types import Role
 from squall.errors import ConfigError
 from squall.live.engine.build import refuse_uneven
 from squall.live.served import served_model
-from tests.live.checkpoints import write_checkpoint
-from tests.live.test_weights_between_workers import NUM_LAYERS, serving
+from tests.live.checkpoints import NUM_LAYERS, write_checkpoint
+from tests.live.test_weights_between_workers import serving
 
 
 @pytest.fixture(scope="module")

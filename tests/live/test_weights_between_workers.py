@@ -25,13 +25,12 @@ from squall.live.rpc.convert import Peer, WeightsMoved
 from squall.live.served import served_model
 from squall.live.transport.segment import HostCopies
 from squall.twin.observe import observe
-from tests.live.checkpoints import SIZES, write_checkpoint
+from tests.live.checkpoints import NUM_LAYERS, write_checkpoint
 from tests.live.disks import memories, spoil
 from tests.live.transport.conftest import NIXL
 
 PROMPTS = [tuple(range(start, start + 12)) for start in range(10, 250, 12)]
 SHARED, COPIES = Path("/dev/shm"), f"squall-{os.getuid()}-*"
-NUM_LAYERS = SIZES["num_hidden_layers"]
 
 
 @pytest.fixture(scope="module")

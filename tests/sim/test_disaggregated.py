@@ -233,7 +233,7 @@ def test_whatever_breaks_and_whoever_changes_every_request_ends_once_and_all_blo
     steps = tuple(sorted(wishes, key=lambda wish: wish[0]))
     config = Config(
         fleet=fleet, scale=cast(Scale, Wishes(steps)), batching=Vllm(16, 256),
-        handoff=Handoff(delay_ms / 1000, share), faults=tuple(faults),
+        handoff=Handoff(delay_ms / 1000, max_share=share), faults=tuple(faults),
         cluster=Cluster("h100-sxm", 1, 6), queue=replace(Config().queue, max_retries=20),
     )  # fmt: skip
     log: Log = []

@@ -16,6 +16,7 @@ from squall.config import DEFAULTS, dumps, from_tree
 from squall.core.actions import AnyAction, Decided, Send, StartReplica
 from squall.core.controller import Controller
 from squall.core.events import (
+    AnyEvent,
     Emptied,
     LoadFailed,
     ReplicaLost,
@@ -137,8 +138,9 @@ def test_each_stage_of_a_start_is_seen_with_what_is_left_of_it_and_the_router_he
     assert start(controller.handle(Woke(), began)) == [1]
     seen = controller.roles[Role.BOTH]
     told: list[tuple[str, float | None, bool]] = []
-    for after, event in enumerate((ReplicaStarted(1), WeightsLoaded(1, 100, 16), Woke(), Warmed(1)), start=1):
-        actions = controller.handle(event, began + after * SECOND)
+    stages: tuple[AnyEvent, ...] = (ReplicaStarted(1), WeightsLoaded(1, 100, 16), Woke(), Warmed(1))
+    for after, stage in enumerate(stages, start=1):
+        actions = controller.handle(stage, began + after * SECOND)
         controller.handle(Woke(), began + after * SECOND)
         is_up = any(
             isinstance(action, Send) and action.to == ROUTER and isinstance(action.event, ReplicaUp) for action in actions

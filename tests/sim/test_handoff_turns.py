@@ -82,9 +82,10 @@ def test_activations_do_not_wait() -> None:
     cluster.send(0, source=8, to=0, num_tokens=4)
     cluster.send(1, source=8, to=0)
     cluster.moves.start(8, SendActivations(7, 0, 1), 0)
-    found = cluster.end()
-    assert found[0] == (20, (8, ActivationsSent(7)))  # half of the NIC is its own at once
-    assert sent(found) == [(50, 0), (60, 1)]
+    (at, (replica, event)), *rest = cluster.end()
+    assert (at, replica) == (20, 8)
+    assert event == ActivationsSent(7)  # half of the NIC is its own at once
+    assert sent(rest) == [(50, 0), (60, 1)]
 
 
 def test_a_fixed_delay_knows_no_turns() -> None:
