@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from squall.config import Config
 from squall.core.fleet_plan import FleetPlan, Slots, Weights
 from squall.deployment import node_of, plain_plan
+from squall.errors import ConfigError
 from squall.live.served import ServedModel
 from squall.perf.hardware import resolve_gpu
 
@@ -42,15 +43,23 @@ def served_plan(config: Config, model: ServedModel) -> FleetPlan:
 
 
 def num_live_layers(config: Config, model: ServedModel) -> int:
-    """Layers that a replica which loads can run one by one; 0 where its engine cannot, or nobody wants it to.
+    """Layers that a replica which loads runs one by one; 0 where nobody wants it to.
 
-    Real replicas can on one CPU: KV leaves no GPU yet, and no replica of several ranks. NIXL moves none of their batches, whose
-    memory comes and goes.
+    Raises ConfigError where it cannot: KV leaves no GPU yet, and no replica of several ranks. NIXL moves none of the batches,
+    whose memory comes and goes.
     """
-    if not config.load.live or config.replica.pp > 1 or not plain_plan(config).is_elastic:
+    if not config.load.live or not plain_plan(config).is_elastic:
         return 0
-    if config.serve.engine != "emulated" and (
-        config.serve.device != "cpu" or config.replica.tp > 1 or config.serve.transport == "nixl"
-    ):
-        return 0
+    replica, serve = config.replica, config.serve
+    needed: list[tuple[str, object, object]] = [("replica.pp", replica.pp, 1)]
+    if serve.engine != "emulated":
+        needed += [("replica.tp", replica.tp, 1), ("serve.device", serve.device, "cpu")]
+        if serve.transport == "nixl":
+            needed.append(("serve.transport", serve.transport, "tcp"))
+    for key, given, right in needed:
+        if given != right:
+            raise ConfigError(
+                f"load.live with {key} = {given!r}: served replicas work while they load with {key} = {right!r} only, so far; "
+                "set that, or load.live = false"
+            )
     return model.spec.num_layers
