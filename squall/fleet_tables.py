@@ -19,6 +19,8 @@ from squall.quantities import Count, Delay, Fraction, NotNegative, Rate, Seconds
 NAMES: Final = {Role.BOTH: "replicas", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 """The keys of roles, in `[fleet]` and in the steps of a schedule."""
 
+MOST_REPLICAS: Final = 100_000
+
 
 class Replicas(Struct, frozen=True, forbid_unknown_fields=True):
     """How many replicas there may be; the fleet begins with `initial` (the minimum, but at least one, when None)."""
@@ -243,7 +245,7 @@ def fleet_mistake(fleet: Fleet, cluster: _Cluster, replica: _Replica) -> str | N
             return f"fleet.mode = {fleet.mode!r} cannot have [[fleet.pools]]; replicas that are not alike are colocated ones"
         if fleet.replicas != 1:
             return "fleet.replicas and [[fleet.pools]] both say how many replicas there are; leave one out (pools do not scale)"
-        return None
+        return _crowd(fleet)
     unused = ("prefill", "decode") if fleet.mode == "colocated" else ("replicas",)
     for name in unused:
         if getattr(fleet, name) != 1:
@@ -263,7 +265,7 @@ def fleet_mistake(fleet: Fleet, cluster: _Cluster, replica: _Replica) -> str | N
         zero = next(names[role] for role, bounds in fleet.bounds.items() if not bounds.initial)
         return f"{zero}.initial = 0 begins with the other role alone; set it to 1, or both to 0"
     if cluster.gpu.lower() == "cpu":
-        return None
+        return _crowd(fleet)
     slots, gpus = num_slots(cluster, replica), replica.tp * replica.pp
     every = fleet.bounds.values()
     least = sum(bounds.minimum for bounds in every)  # roles share the GPUs: one may take all that the others can spare
@@ -272,6 +274,13 @@ def fleet_mistake(fleet: Fleet, cluster: _Cluster, replica: _Replica) -> str | N
         have = f"{cluster.nodes} x {cluster.gpus_per_node} GPUs have place for {slots}"
         of = f"replicas of {gpus} GPU{'s' if gpus > 1 else ''}"
         return f"[fleet] may grow to {most} {of}, and {have}; raise cluster.nodes, or lower the most replicas"
+    return None
+
+
+def _crowd(fleet: Fleet) -> str | None:
+    """A fleet that no budget of GPUs bounds, and that no machine could keep in mind."""
+    if fleet.num_maximum > MOST_REPLICAS:
+        return f"[fleet] may grow to {fleet.num_maximum} replicas; expected at most {MOST_REPLICAS}"
     return None
 
 

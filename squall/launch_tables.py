@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta, Struct
@@ -75,11 +76,16 @@ def launcher_mistake(launcher: Launcher, fleet: _Fleet, gpus: int) -> str | None
     names = [host.hostname for host in launcher.hosts]
     if twice := next((name for name in names if names.count(name) > 1), None):
         return f"launcher.hosts has {twice!r} twice; give all its devices in one entry"
+    strange = next((name for name in names if not re.fullmatch(r"[^\s-]\S*", name)), None)
+    if strange is not None:
+        return f"launcher.hosts: hostname = {strange!r} is no name of a host; give one that ssh knows, such as node-a"
     first = launcher.hosts[0]
     devices, per_host = len(first.devices), launcher.slots_per_host(gpus)
     for host in launcher.hosts:
         if len(host.devices) != devices:
             return f"launcher.hosts: {host.hostname} has {len(host.devices)} devices, {first.hostname} {devices}; use as many"
+        if len(set(host.devices)) != devices:
+            return f"launcher.hosts: {host.hostname} has a device twice in {list(host.devices)}; give each once"
         if host.nics and len(host.nics) != devices:
             return f"launcher.hosts: {host.hostname} has {len(host.nics)} nics for {devices} devices; give one each, or none"
     if not per_host:

@@ -220,3 +220,10 @@ def test_a_policy_table_without_a_kind_means_the_default_one(tmp_path: Path, tab
     config = load(path)
     assert type(getattr(config, table)) is type(getattr(Config(), table))
     assert config.batching.max_num_seqs == (8 if key else Config().batching.max_num_seqs)
+
+
+@pytest.mark.parametrize("size", ["fleet.replicas=100001", "fleet.replicas={min=0, max=900000000000000000}",
+                                  "fleet.pools=[{replicas=60000, gpu='a100-80g'}, {replicas=60000}]"])  # fmt: skip
+def test_a_fleet_that_no_gpus_bound_is_bounded_all_the_same(size: str) -> None:
+    with pytest.raises(ConfigError, match=r"\[fleet\] may grow to \d+ replicas; expected at most 100000"):
+        load(None, ["cluster.gpu=cpu", size])

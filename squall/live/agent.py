@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from squall.errors import PeerLost, SquallError
+from squall.errors import ConfigError, PeerLost, SquallError
 from squall.live.agents import MAX_LINE, Answer, Welcome, Wire, Wish, meet_head
 from squall.live.launch import LocalLauncher
 from squall.live.loop import run
@@ -79,10 +79,12 @@ class Agent:
 
 async def _main(head: str, host: str, token: str, folder: Path) -> None:
     address, _, port = head.rpartition(":")
+    if not (address and port.isdecimal() and int(port) < 1 << 16):
+        raise ConfigError(f"--head {head}: expected host:port")
     dialling = asyncio.open_connection(address.strip("[]"), int(port), limit=MAX_LINE)
     try:
         reader, writer = await asyncio.wait_for(dialling, DIAL_S)
-    except (OSError, TimeoutError) as error:
+    except (OSError, TimeoutError, UnicodeError) as error:
         raise PeerLost(f"the head at {head} cannot be reached: {error or f'no answer within {DIAL_S:g} s'}") from None
     wire = Wire(reader, writer)
     try:
@@ -112,11 +114,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         threading.Thread(target=_watch_stdin, daemon=True).start()
     with tempfile.TemporaryDirectory(prefix="squall-agent-", ignore_cleanup_errors=True) as scratch:
         folder = given.logs or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             run(_main(given.head, given.host, token, folder))
         except SquallError as error:
             print(f"agent: {error}", file=sys.stderr)  # noqa: T201
+            return 1
+        except OSError as error:  # the folder of the logs cannot be made, or the disk is full
+            print(f"agent: {folder}: {error.strerror}", file=sys.stderr)  # noqa: T201
             return 1
         except KeyboardInterrupt:
             return 130

@@ -288,6 +288,8 @@ def places_of(machine: Machine, at: int, per_host: int, gpus: int) -> list[Place
 def _listen(listen: str) -> socket.socket:
     host, _, port = listen.rpartition(":")
     try:
+        if not (port.isdecimal() and int(port) < 1 << 16):  # the resolver takes it modulo 65536
+            raise ValueError("no port")
         family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -65,7 +65,11 @@ def serve(config: Config, directory: Path, say: Say) -> None:
     plan = _plan(config, model)
     with contextlib.closing(_listen(config.serve.host, config.serve.port)) as listener:
         logs = _make(directory, config)
-        launcher = _launcher(config, directory, logs, plan, say)
+        try:
+            launcher = _launcher(config, directory, logs, plan, say)
+        except SquallError:
+            shutil.rmtree(directory, ignore_errors=True)  # nothing has run yet
+            raise
         try:
             launcher.prepare(range(config.fleet.num_initial))
             run(_serve(config, model, plan, launcher, listener, logs, say, began))

@@ -36,6 +36,9 @@ from squall.workload.spec import (
 from squall.workload.streams import stream
 from squall.workload.traces import read_trace
 
+LATEST_S = 9_000_000_000
+"""Instants are nanoseconds in 64 bits; later ones would come out negative."""
+
 _BLOCK = 4096
 _Floats = NDArray[np.float64]
 
@@ -49,16 +52,19 @@ def draw_arrivals(
     """Ascending instants from 0: the first `count`, and of these what comes before `duration_s`.
 
     One of the two is given where the arrivals have no end of their own. A fixed rate begins at 0, the others with a gap. A
-    relative path starts at `base_dir`. Raises TraceError for a bad file.
+    relative path starts at `base_dir`. Raises TraceError for a bad file, and for arrivals that are too late for any clock.
     """
-    limit = math.inf if duration_s is None else duration_s
     drawn: list[Nanos] = []
-    for block in _instants(arrivals, seed, base_dir):
-        kept = block[block < limit]
-        drawn.extend(np.rint(kept * SECOND).astype(np.int64).tolist())
-        if len(kept) < len(block) or (count is not None and len(drawn) >= count):
-            break
-    return drawn[:count]
+    with np.errstate(over="ignore"):  # what is infinitely late is too late
+        for block in _instants(arrivals, seed, base_dir):
+            block = block[: None if count is None else count - len(drawn)]
+            kept = block if duration_s is None else block[block < duration_s]
+            if kept.max(initial=0.0) > LATEST_S:
+                raise TraceError(f"workload.arrivals: one comes after more than {LATEST_S} seconds, 285 years; raise the rate")
+            drawn.extend(np.rint(kept * SECOND).astype(np.int64).tolist())
+            if len(kept) < len(block) or (count is not None and len(drawn) >= count):
+                break
+    return drawn
 
 
 def _instants(arrivals: OpenArrivals, seed: int, base_dir: Path) -> Iterator[_Floats]:

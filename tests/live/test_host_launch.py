@@ -15,6 +15,7 @@ import pytest
 from squall import config as configuration
 from squall.core.types import Role
 from squall.errors import ConfigError
+from squall.live import agent
 from squall.live.engine.interface import Sampling
 from squall.live.head import Head
 from squall.live.host_launch import HostsLauncher
@@ -174,6 +175,12 @@ async def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatc
         ([*HOSTS, "replica.tp=2"], r"alpha has 1 devices, and a replica takes 2, all of one host"),
         (['launcher.kind="hosts"', 'launcher.hosts=[{hostname="a"}, {hostname="a"}]'], r"launcher.hosts has 'a' twice"),
         (
+            ['launcher.kind="hosts"', 'launcher.hosts=[{hostname=""}]'],
+            r"hostname = '' is no name of a host; give one that ssh knows",
+        ),
+        (['launcher.kind="hosts"', 'launcher.hosts=[{hostname="-oX=y"}]'], r"hostname = '-oX=y' is no name of a host"),
+        (['launcher.kind="hosts"', 'launcher.hosts=[{hostname="a", devices=[0, 0]}]'], r"a has a device twice in \[0, 0\]"),
+        (
             ['launcher.kind="hosts"', 'launcher.hosts=[{hostname="a", nics=["x", "y"]}]'],
             r"a has 2 nics for 1 devices; give one each, or none",
         ),
@@ -186,3 +193,21 @@ async def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatc
 def test_what_cannot_be_meant_is_one_line(settings: list[Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         configuration.load(None, settings)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--head", "nonsense"], "agent: --head nonsense: expected host:port"),
+        (["--head", "127.0.0.1:99999"], "agent: --head 127.0.0.1:99999: expected host:port"),
+        (["--head", "a..b:5"], "agent: the head at a..b:5 cannot be reached: "),
+        (["--head", "127.0.0.1:1", "--logs", "/proc/none"], "agent: /proc/none: "),
+    ],
+)
+def test_an_agent_that_cannot_begin_says_one_line(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SQUALL_TOKEN", "any")
+    assert agent.main([*words, "--host", "node-a"]) == 1
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(said)

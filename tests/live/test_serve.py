@@ -75,6 +75,14 @@ def test_an_address_is_taken_before_anything_else() -> None:
             assert second.family is socket.AF_INET6
 
 
+@pytest.mark.parametrize("listen", ["nonsense", "127.0.0.1:99999", "127.0.0.1:-1", "127.0.0.1:", "no such host:1"])
+def test_what_cannot_be_listened_on_for_agents_leaves_no_run_directory(tmp_path: Path, listen: str) -> None:
+    hosts = ('launcher.kind="hosts"', 'launcher.hosts=[{hostname="node-a"}]', f'launcher.listen="{listen}"')
+    with pytest.raises(ConfigError, match=r"launcher\.listen = .* expected host:port of this machine"):
+        serve(configuration.load(None, [*EMULATED, *hosts]), tmp_path / "run", lambda line: None)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_emulated_model_needs_sizes_alone_and_a_real_one_a_checkpoint() -> None:
     emulated = served_model(configuration.load(None, [*EMULATED, "replica.max_model_len=4096", 'model.served_as=["a", "b"]']))
     assert (emulated.folder, emulated.max_model_len, emulated.names) == (None, 4096, ("a", "b"))

@@ -57,6 +57,25 @@ def test_a_fixed_rate_is_exact_and_starts_at_once() -> None:
 
 
 @pytest.mark.parametrize(
+    "arrivals", [FixedArrivals(1e-300), FixedArrivals(5e-324), PoissonArrivals(1e-300), PoissonArrivals(5e-324),
+                 BurstArrivals(0.0, 1e-12, 1.0, 2.0), RateSeries((1e-9, 1e-9, 1e-9), step_s=9e9)]
+)  # fmt: skip
+def test_arrivals_that_no_clock_can_tell_are_refused(arrivals: OpenArrivals) -> None:
+    with pytest.raises(TraceError, match="more than 9000000000 seconds"):
+        draw_arrivals(arrivals, 0, 20, None)
+
+
+def test_late_arrivals_that_nobody_asked_for_are_no_mistake() -> None:
+    assert draw_arrivals(FixedArrivals(2.0**-29), 0, 3, None) == [
+        0,
+        SECOND << 29,
+        SECOND << 30,
+    ]  # ten thousand more would be too many
+    assert draw_arrivals(FixedArrivals(1e-300), 0, None, 60.0) == [0]
+    assert draw_arrivals(FixedArrivals(1e-9), 0, 0, None) == []
+
+
+@pytest.mark.parametrize(
     ("arrivals", "cv"), [(PoissonArrivals(20.0), 1.0), (GammaArrivals(20.0, 0.5), 0.5), (GammaArrivals(20.0, 3.0), 3.0)]
 )
 def test_gaps_have_the_mean_and_the_variation_that_were_asked_for(arrivals: OpenArrivals, cv: float) -> None:
