@@ -122,13 +122,16 @@ class Layers:
         self._coming = None
         self._desk.tell(coming.offer.source, ActivationsFailed(coming.offer.batch))
 
-    def given(self, action: RunLayers) -> Activations | None:
-        """What has come of a batch that is to run; None where it is the engine's own."""
+    def given(self, action: RunLayers) -> Future[Activations] | None:
+        """What has come of a batch that is to run; None where it is the engine's own.
+
+        The machine may hear that a batch is here a moment before we do: the sender was told first, by whoever fetched it.
+        """
         coming = self._coming
-        if not action.first_layer or coming is None or coming.offer.batch != action.batch or not coming.ended.done():
+        if not action.first_layer or coming is None or coming.offer.batch != action.batch:
             return None
         self._coming = None
-        return coming.ended.result()
+        return coming.ended
 
     def _drop(self) -> None:
         coming, self._coming = self._coming, None

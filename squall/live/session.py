@@ -304,7 +304,11 @@ class Session:
         if not action.first_layer:
             self._tell_begun(action)
         self._layers_of = frozenset(chunk.request for chunk in action.chunks)
-        self._in_engine(lambda: engine.run_batch(action, self._emit, given), self._layers_ended, self._fail)
+        self._in_engine(
+            lambda: engine.run_batch(action, self._emit, None if given is None else given.result()),
+            self._layers_ended,
+            self._fail,
+        )
 
     def _layers_ended(self, ended: LayersEnded) -> None:
         self._layers_of = frozenset()
