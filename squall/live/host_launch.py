@@ -180,11 +180,12 @@ class _Host:
         self.present: _Agent | None = None
         self.addresses: set[str] = set()
         self._met = asyncio.Event()
+        self._lost = False
 
     @property
     def is_gone(self) -> bool:
-        """It was started, and has ended."""
-        return self.process is not None and self.process.poll() is not None and self.present is None
+        """It was started, and has ended, or was here and is lost: one that hangs does not end by itself."""
+        return self.process is not None and self.present is None and (self._lost or self.process.poll() is not None)
 
     def meet(self, agent: _Agent) -> None:
         self.present = agent
@@ -195,6 +196,7 @@ class _Host:
 
     def part(self) -> None:
         self.present = None
+        self._lost = True
         self._met.clear()
 
     async def agent(self, timeout_s: float | None) -> _Agent:
@@ -214,6 +216,7 @@ class _Host:
 
     def end(self, patience_s: float) -> None:
         """See that the process that brought the agent is gone; over ssh the agent goes with it."""
+        self._lost = False
         if self.process is None:
             return
         with contextlib.suppress(BrokenPipeError):

@@ -166,6 +166,21 @@ async def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatc
         await fleet.until(lambda: any("alpha has no agent: ssh ended with code 255" in line for line in fleet.said))
 
 
+async def test_an_agent_that_hangs_is_replaced_like_one_that_has_ended(ssh: Path) -> None:
+    async with serving(*EMULATED, "fleet.replicas=2") as fleet:
+        await fleet.ready(2)
+        hanging = agents_of(fleet.launcher)["beta"]
+        os.kill(hanging, signal.SIGSTOP)
+        await fleet.until(lambda: any("the agent of beta is gone: no sign of life" in line for line in fleet.said))
+        fleet.launcher._call(fleet.launcher._hosts["beta"])
+        await fleet.until(lambda: agents_of(fleet.launcher).get("beta", hanging) != hanging)
+        await fleet.until(lambda: fleet.launcher._hosts["beta"].present is not None)
+        assert not Path(f"/proc/{hanging}/exe").exists()
+        await fleet.ready(2)
+        assert len(await fleet.answer()) == 5
+    assert not agents_of(fleet.launcher)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
