@@ -1,6 +1,9 @@
 """From logits to tokens. Knows no KV, no text and no batch: a row is drawn by itself.
 
-Noise is a hash of (seed, position), so a token depends on its own sequence alone: not on what else runs, nor on a restart.
+Noise is a hash of (seed, position, token), so a token depends on its own sequence alone: not on what else runs, nor on a restart.
+Every token of the vocabulary has noise of its own and the best one wins, so that a logit that is off in its last digits, as in
+another batch, changes the winner only where two are as good as each other. (A place in the cumulative distribution would
+shift with every logit before it.)
 Order: logit bias, penalties, forbidden tokens, temperature, min-p, top-k, top-p. Log-probabilities are those of the model's
 own distribution, before all of these.
 """
@@ -8,6 +11,7 @@ own distribution, before all of these.
 import struct
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from hashlib import blake2b
 
 import torch
@@ -36,10 +40,29 @@ def draw(logits: Tensor, states: Sequence[SequenceState]) -> list[Draw]:
     return [_draw_row(row, state) for row, state in zip(logits, states, strict=True)]
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in (0, 1) that (seed, position) always gives."""
+@cache
+def noise_table(device: torch.device) -> Tensor:
+    """Exponentially distributed numbers, float32, the same on any machine. A row's noise is a piece of them: to make as many anew
+    for each token takes longer than all else that a draw does.
+
+    The finisher of MurmurHash3 (Appleby, public domain) over the numbers from 1, in 32 bits that wrap. Of its bits 31 count, so
+    that the smallest results, which decide, have no fewer digits than others.
+    """
+    mixed = torch.arange(1, 1 + (1 << 21), dtype=torch.int32) * -0x61C88647
+    for shift, kept, factor in ((16, 0xFFFF, -0x7A143595), (13, 0x7FFFF, -0x3D4D51CB)):
+        mixed ^= (mixed >> shift) & kept
+        mixed *= factor
+    mixed ^= (mixed >> 16) & 0xFFFF
+    even = ((mixed & 0x7FFF_FFFF).to(torch.float64) + 0.5) / 2.0**31
+    return -torch.log1p(-even).to(torch.float32).to(device)
+
+
+def exponential(seed: int, position: int, count: int, device: torch.device) -> Tensor:
+    """So many exponentially distributed numbers, float32, that (seed, position) always gives: one for each token."""
+    table = noise_table(device)
     key = struct.pack("<QQ", seed & 0xFFFF_FFFF_FFFF_FFFF, position)
-    return ((int.from_bytes(blake2b(key, digest_size=8).digest(), "little") >> 11) + 0.5) / (1 << 53)
+    begin = int.from_bytes(blake2b(key, digest_size=8).digest(), "little") % (table.shape[0] - count + 1)
+    return table[begin : begin + count]
 
 
 def _is_plain(sampling: Sampling) -> bool:
@@ -58,7 +81,7 @@ def _draw_row(row: Tensor, state: SequenceState) -> Draw:
     if sampling.temperature == 0.0:
         token = int(adjusted.argmax())
     else:
-        token = _choose(adjusted, sampling, uniform(sampling.seed, len(state.tokens)))
+        token = _choose(adjusted, sampling, len(state.tokens))
     if sampling.logprobs is None:
         return Draw(token)
     normaliser = float(row.logsumexp(dim=0))
@@ -83,8 +106,8 @@ def _adjust(row: Tensor, state: SequenceState) -> Tensor:
     return row
 
 
-def _choose(row: Tensor, sampling: Sampling, noise: float) -> int:
-    """Where `noise` falls in the cumulative distribution, in order of token ids.
+def _choose(row: Tensor, sampling: Sampling, position: int) -> int:
+    """Who comes first where every token comes after an exponential time, at a rate that is its weight.
 
     A row that makes no distribution (all tokens forbidden, or a model that yields no numbers) gives a token all the same: one
     strange request must not take down the replica that it shares with others.
@@ -96,10 +119,9 @@ def _choose(row: Tensor, sampling: Sampling, noise: float) -> int:
         weights = weights * (weights >= weights.topk(sampling.top_k).values[-1])
     if sampling.top_p < 1.0:
         weights = weights * (weights >= _nucleus_floor(weights, sampling.top_p))
-    cumulative = weights.to(torch.float64).cumsum(dim=0)
-    if not 0.0 < float(cumulative[-1]) < torch.inf:  # also when it is no number
+    if not 0.0 < float(weights.sum()) < torch.inf:  # also when it is no number
         return int(row.argmax())
-    return int(torch.searchsorted(cumulative, cumulative[-1] * noise, right=True))
+    return int((exponential(sampling.seed, position, row.shape[0], row.device) / weights).argmin())
 
 
 def _nucleus_floor(weights: Tensor, top_p: float) -> Tensor:

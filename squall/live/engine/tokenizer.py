@@ -33,7 +33,7 @@ class Tokenizer(Protocol):
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes that this token adds to the text (a special token: its name in UTF-8)."""
+        """The bytes that this token adds to the text (a special token: its name in UTF-8); none where a model has more tokens."""
         ...
 
     def is_special(self, token: int) -> bool: ...
@@ -152,7 +152,7 @@ class ByteTokenizer:
         return b"".join(pieces).decode(errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        return bytes((token,)) if token < self.BEGIN else (b"<|begin|>", b"<|end|>")[token - self.BEGIN]
+        return bytes((token,)) if token < self.BEGIN else {self.BEGIN: b"<|begin|>", self.END: b"<|end|>"}.get(token, b"")
 
     def is_special(self, token: int) -> bool:
         return token >= self.BEGIN

@@ -26,7 +26,7 @@ from squall.live.engine.layers import Batches
 from squall.live.engine.loader import load_from_disk
 from squall.live.engine.parallel import Leading, Shape, assemble
 from squall.live.engine.rows import DecodeRows
-from squall.live.engine.sampling import draw
+from squall.live.engine.sampling import draw, noise_table
 from squall.live.engine.sequence import SequenceState
 from squall.live.engine.team import Team
 from squall.live.engine.tokenizer import Tokenizer
@@ -171,6 +171,7 @@ class TorchEngine:
 
     def warm(self) -> None:
         """See `Engine`. Writes to a block that nobody holds; where all are held, much has run already."""
+        noise_table(self._device)
         if (block := self._blocks.spare) is None:
             return
         zero = torch.zeros(1, dtype=torch.int64, device=self._device)

@@ -1,5 +1,6 @@
 """What is drawn, from distributions that can be counted by hand."""
 
+import math
 from collections import Counter
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from squall.live.engine.interface import Job, Sampling
-from squall.live.engine.sampling import Draw, draw, uniform
+from squall.live.engine.sampling import Draw, draw, exponential, noise_table
 from squall.live.engine.sequence import SequenceState
 from squall.live.engine.tokenizer import ByteTokenizer
 
@@ -43,13 +44,31 @@ def normalised(*weights: float) -> Tensor:
     return torch.tensor(weights) / sum(weights)
 
 
-def test_noise_is_even_and_depends_on_seed_and_position_alone() -> None:
-    drawn = [uniform(seed, position) for seed in range(50) for position in range(50)]
-    assert 0 < min(drawn) < max(drawn) < 1
-    assert len(set(drawn)) == 2500
-    assert abs(sum(drawn) / 2500 - 0.5) < 0.03
-    assert uniform(3, 4) == uniform(3, 4) != uniform(4, 3)
-    assert 0 < uniform(-1, 0) < 1
+CPU = torch.device("cpu")
+FIRST = [0.158755615, 0.644943714, 0.237702578, 0.901396394]
+
+
+def test_noise_is_exponential_and_depends_on_seed_and_position_alone() -> None:
+    table = noise_table(CPU)
+    assert table.min() > 0
+    assert table.isfinite().all()
+    for quantile in (1e-4, 0.001, 0.01, 0.1, 0.5, 0.9, 0.99):
+        share = float((table < -math.log1p(-quantile)).double().mean())
+        assert share == pytest.approx(quantile, abs=5 * math.sqrt(quantile * (1 - quantile) / len(table)))
+    for apart in (1, 2, 7, 128, 1024):
+        assert torch.corrcoef(torch.stack((table[:-apart], table[apart:])))[0, 1].abs() < 0.005
+    assert table[:4].tolist() == pytest.approx(FIRST, rel=1e-6)  # the same on any machine
+    assert torch.equal(exponential(3, 4, 9, CPU), exponential(3, 4, 9, CPU))
+    begins = {float(exponential(seed, position, 50_000, CPU)[0]) for seed in (-1, 0, 1, 2**63) for position in range(50)}
+    assert len(begins) == 200
+
+
+def test_logits_that_differ_in_their_last_digits_draw_the_same_tokens() -> None:
+    """A flat distribution, in which every place in a cumulative one would shift by more than a token's share."""
+    noise = torch.Generator().manual_seed(2)
+    row = torch.randn(50_000, generator=noise)
+    other = row + 4e-6 * torch.randn(50_000, generator=noise)
+    assert [one(row, seed=seed).token for seed in range(200)] == [one(other, seed=seed).token for seed in range(200)]
 
 
 @pytest.mark.parametrize(
