@@ -106,6 +106,7 @@ class Fetch:
         self._open = len(region.sections)
         self._failure: str | None = None
         self._hopeless = self._refused = False
+        self._begun = False
         self._threads: list[threading.Thread] = []
         self._changed = threading.Condition()
 
@@ -130,7 +131,10 @@ class Fetch:
         for section in range(len(region.sections)):
             if not region.verified(section) and section not in missing:
                 self._complete(section, None)  # its bytes came in an earlier fetch, which ended before it could look at them
-        for lane in self._lanes:
+        with self._changed:
+            self._begun = True
+            lanes = list(self._lanes)
+        for lane in lanes:
             self._start(lane)
         with self._changed:
             if not self._changed.wait_for(lambda: self._failure is not None or self._open == 0, self._deadline_s):
@@ -149,11 +153,13 @@ class Fetch:
         )
 
     def add(self, source: Source) -> None:
-        """One more source, from now on."""
+        """One more source, from now on, or from the beginning."""
         lane = _Lane(source)
         with self._changed:
             self._lanes.append(lane)
-        self._start(lane)
+            begun = self._begun
+        if begun:
+            self._start(lane)
 
     def cancel(self, reason: str = "it was cancelled") -> None:
         """End it; `run` raises."""

@@ -244,6 +244,16 @@ def test_a_source_may_join_later(node: Node) -> None:
     assert same(there, here)
 
 
+def test_a_source_that_joins_before_the_beginning_has_one_thread(node: Node) -> None:
+    there, here = fill(make_region()), make_region()
+    fetch = Fetch(node("target"), here, [])
+    fetch.add(Source(node("full", [there]).addresses))
+    assert fetch._threads == []
+    Running(fetch).done()
+    assert len(fetch._threads) == 1
+    assert same(there, here)
+
+
 def test_it_can_be_cancelled(node: Node) -> None:
     here = make_region()
     running = Running(Fetch(node("target"), here, [Source(node("empty", [make_region()]).addresses)]))
