@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from squall.core.actions import RunLayers, SendActivations
-from squall.core.events import ActivationsFailed, ActivationsSent, AnyEvent
+from squall.core.events import ActivationsArrived, ActivationsFailed, ActivationsSent, AnyEvent
 from squall.core.types import MachineId, ReplicaId
 from squall.live.activations import ActivationsOffer, ActivationsWay
 from squall.live.engine.interface import Activations
@@ -37,12 +37,13 @@ class _Sending(Struct):
 
 
 class _Coming:
-    """A batch that is fetched."""
+    """A batch that is fetched; `is_here`: the machine was told that it has come."""
 
     def __init__(self, offer: ActivationsOffer, stop: Stop, ended: Future[Activations]) -> None:
         self.offer = offer
         self.stop = stop
         self.ended = ended
+        self.is_here = False
 
 
 class Layers:
@@ -92,6 +93,8 @@ class Layers:
 
     def lets_pass(self, event: AnyEvent) -> bool:
         """Asked before the machine is given `event`. A receiver's word that it has not got a batch is for us."""
+        if isinstance(event, ActivationsArrived) and self._coming is not None and self._coming.offer.batch == event.batch:
+            self._coming.is_here = True
         if not isinstance(event, ActivationsFailed):
             return True
         numbers = [number for number, sending in self._sendings.items() if sending.batch == event.batch]
@@ -100,10 +103,10 @@ class Layers:
         return not numbers
 
     def lose(self, partner: ReplicaId) -> None:
-        """The other one of a pair is gone."""
+        """The other one of a pair is gone. What has come from it stays: the machine may already have asked for it to run."""
         for number in [number for number, sending in self._sendings.items() if sending.to == partner]:
             self._fail(number)
-        if self._coming is not None and self._coming.offer.source == partner:
+        if self._coming is not None and self._coming.offer.source == partner and not self._coming.is_here:
             self._drop()
 
     # -- as a source: they come
