@@ -20,6 +20,7 @@ from squall.core.actions import (
     Chunk,
     Cut,
     Decided,
+    Evict,
     Forget,
     Hold,
     Join,
@@ -55,6 +56,7 @@ from squall.core.events import (
     HandedOver,
     HandoffFailed,
     Held,
+    KeepWanted,
     Kept,
     KvArrived,
     KvFailed,
@@ -64,10 +66,12 @@ from squall.core.events import (
     LayersDone,
     LivePaired,
     LoadFailed,
+    MoveWanted,
     NodeDown,
     NodeUp,
     NotHeld,
     NothingLeft,
+    NoticeGiven,
     Offered,
     Part,
     Progressed,
@@ -78,6 +82,7 @@ from squall.core.events import (
     ReplicaStarted,
     ReplicaStopped,
     ReplicaUp,
+    ReturnWanted,
     RoleChanged,
     ScaleWanted,
     StepsDone,
@@ -114,7 +119,7 @@ EVENTS: list[AnyEvent] = [
     RoleChanged(0, Role.DECODE), Adopted(2, 1), NotHeld(0, 1), HandoffFailed(0, 1, 2), Kept(0, (1, 2)),
     LivePaired(1, 0, 32), Unpaired(1, 0, True), LayersDone(3, 5, (1,)), PullWanted(0, 40), HandedOver(1, 3, 5, (REQUEST,)),
     NothingLeft(7), BatchFormed(), ActivationsSent(3), ActivationsFailed(3), ActivationsArrived(3), TakenOver(0, 1, (1,)),
-    Surrendered(0, (1,)), Disowned((1,)),
+    Surrendered(0, (1,)), Disowned((1,)), MoveWanted((1, 2)), ReturnWanted((1,)), KeepWanted((2,)), NoticeGiven(0, SECOND),
 ]  # fmt: skip
 
 ACTIONS: list[AnyAction] = [
@@ -122,7 +127,7 @@ ACTIONS: list[AnyAction] = [
     Forget((2, 3)), Reply(1, Rejection.QUEUE_FULL, "full", 2.5), StartReplica(0),
     LoadWeights(0, Transfer("m", Place("ssd", 0), (0,), "disk")), WarmReplica(0),
     Hold((1,)), Reserve(1, 100, (9,)), Join((1, 2), 0), SendKv(1, 2, 0, 0, 100), Abandon((1,)),
-    SwapOut((1, 2)), SwapIn(1, 3, (9,)),
+    SwapOut((1, 2)), SwapIn(1, 3, (9,)), Evict((8, 9)),
     RunLayers(3, 0, 1, (Chunk(1, 0, 100, 0, True),)), SendActivations(3, 0, 100),
     StopReplica(0), Decided(Role.BOTH, 1, 2, "queue wait 1.2 s > 0.4 s"),
 ]  # fmt: skip
@@ -264,6 +269,7 @@ class Mine(Struct, frozen=True):
                 "max_queued_tokens": 1000,
                 "max_retries": 2,
                 "elastic": False,
+                "max_model_len": None,
             },
         ),
         (
@@ -274,6 +280,7 @@ class Mine(Struct, frozen=True):
                 "max_queued_tokens": 1000,
                 "max_retries": 2,
                 "elastic": False,
+                "max_model_len": None,
             },
         ),
         (

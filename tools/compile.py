@@ -41,6 +41,7 @@ HOT = (
     "squall/core/replica",
     "squall/core/replica_index",
     "squall/core/router",
+    "squall/core/swap",
     "squall/perf/prices",
     "squall/perf/progressions",
     "squall/sim/driver",
