@@ -27,6 +27,9 @@ from squall.live.transport.frames import proof
 STOP_S = 15.0
 """A worker may take a while to end, and its host to be heard."""
 
+REMIND_S = 30.0
+"""How often a person is told that a host has no agent yet."""
+
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
 
 
@@ -77,7 +80,7 @@ class HostsLauncher:
         self.attend()
         host = self._at[replica]
         self._call(host)
-        agent = await host.agent(START_TIMEOUT_S if self._table.launch == "ssh" else None)
+        agent = await (host.agent(START_TIMEOUT_S) if self._table.launch == "ssh" else self._until_called(host))
         return await agent.ask("start", replica, timeout_s=START_TIMEOUT_S + SILENCE_S)
 
     async def stop(self, replica: ReplicaId) -> None:
@@ -128,6 +131,14 @@ class HostsLauncher:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(f"{self._token}\n".encode())
             process.stdin.flush()
+
+    async def _until_called(self, host: _Host) -> _Agent:
+        """A person has to start it, and is told again that nobody has."""
+        while True:
+            try:
+                return await asyncio.wait_for(host.agent(None), REMIND_S)
+            except TimeoutError:
+                self._say(f"{host.machine.hostname} has no agent yet; run the command above there")
 
     async def _listen_for_agents(self) -> None:
         def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -204,9 +215,11 @@ class _Host:
         met = asyncio.create_task(self._met.wait())
         loop = asyncio.get_running_loop()
         began = loop.time()
-        while not met.done() and not self.is_gone and (timeout_s is None or loop.time() < began + timeout_s):
-            await asyncio.wait([met], timeout=0.1)
-        met.cancel()
+        try:
+            while not met.done() and not self.is_gone and (timeout_s is None or loop.time() < began + timeout_s):
+                await asyncio.wait([met], timeout=0.1)
+        finally:
+            met.cancel()
         if self.present is not None:
             return self.present
         ended = self.process.returncode if self.is_gone and self.process else None

@@ -121,6 +121,13 @@ async def test_over_ssh_workers_come_up_where_they_belong_and_end_with_the_head(
     assert not agents_of(fleet.launcher)
 
 
+async def test_who_has_to_start_an_agent_is_reminded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("squall.live.host_launch.REMIND_S", 0.05)
+    async with serving(*EMULATED, 'launcher.launch="print"', "fleet.replicas=1", ready=False) as fleet:
+        reminder = "alpha has no agent yet; run the command above there"
+        await fleet.until(lambda: fleet.said.count(reminder) >= 2)
+
+
 async def test_the_command_that_is_printed_is_enough_and_no_other_token_is(ssh: Path) -> None:
     async with serving(*EMULATED, 'launcher.launch="print"', "fleet.replicas=1", ready=False) as fleet:
         (line,) = [line for line in fleet.said if line.startswith("on alpha: ")]
