@@ -41,7 +41,8 @@ class Here:
         host = self.hosts[replica] = self.make(replica)
         worker = Worker([host], 5.0, 60.0)
         listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        running = asyncio.create_task(worker.serve("127.0.0.1:0", listening.set_result))
+        heard = lambda address: None if listening.done() else listening.set_result(address)  # noqa: E731 - who asked may have gone
+        running = asyncio.create_task(worker.serve("127.0.0.1:0", heard))
         self.workers[replica] = (worker, running, await listening)
         return listening.result()
 
