@@ -196,6 +196,12 @@ class Handoffs:
         """The KV of its first layers is here, and the replica that has the others tells the router."""
         self._source.hold_part(work)
 
+    def begin_anew(self, request: RequestId) -> None:
+        """It comes to be computed here. What is left of it from earlier gives its blocks back, and no more than that: the engine,
+        which knows requests by their ids alone, has forgotten it for the new one."""
+        self._source.begin_anew(request)
+        self._target.begin_anew(request)
+
     # -- between two runs
 
     @property
@@ -259,11 +265,14 @@ class Handoffs:
         silent: list[RequestId] = []
         for held in source.leaving:
             self._pool.release(held.work.blocks, held.work.shared)
-            told = held.gone and not held.silent
-            (gone if told else silent).append(held.work.request.id)
+            if held.gone and not held.silent:
+                gone.append(held.work.request.id)
+            elif not held.anew:
+                silent.append(held.work.request.id)
         for coming in target.unwanted:
             self._pool.release(coming.work.blocks, ())
-            silent.append(coming.work.request.id)
+            if not coming.anew:
+                silent.append(coming.work.request.id)
         if target.arrived:
             for coming in [coming for coming in target.arrived if coming.gone]:
                 target.arrived.remove(coming)

@@ -21,9 +21,10 @@ class HeldWork:
         gone: its client went away; `silent`: and nobody is to be told, since another part of its KV is lost.
         stays: it decodes here where what is being sent of it does not arrive.
         whole: all layers are here.
+        anew: the request has begun here once more, for which the engine forgot what is held.
     """
 
-    __slots__ = ("gone", "sending", "silent", "stays", "wanted", "whole", "work")
+    __slots__ = ("anew", "gone", "sending", "silent", "stays", "wanted", "whole", "work")
 
     def __init__(self, work: Work, whole: bool) -> None:
         self.work = work
@@ -33,6 +34,7 @@ class HeldWork:
         self.gone = False
         self.silent = False
         self.stays = False
+        self.anew = False
 
     @property
     def is_asked_for(self) -> bool:
@@ -137,6 +139,11 @@ class HandoffSource:
         if held.wanted is not None and held.wanted.to == by:
             held.wanted = None
         return True
+
+    def begin_anew(self, request: RequestId) -> None:
+        """It comes to be computed here once more."""
+        for held in (*self.leaving, *self._disowned):
+            held.anew |= held.work.request.id == request
 
     def disown(self, request: RequestId) -> None:
         """The rest of its KV is lost: what is here is of no use."""

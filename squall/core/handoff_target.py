@@ -23,9 +23,10 @@ class ComingWork:
         missing: the layers that have not come, as first and last; all of them are asked for once there are blocks.
         reserved: it has its blocks.
         gone: its client went away; `failed`: some of it will never come. Blocks are kept as long as anybody writes to them.
+        anew: the request has begun here once more, for which the engine forgot what came.
     """
 
-    __slots__ = ("failed", "gone", "missing", "offer", "reserved", "work")
+    __slots__ = ("anew", "failed", "gone", "missing", "offer", "reserved", "work")
 
     def __init__(self, offer: Offered, work: Work) -> None:
         self.offer = offer
@@ -34,6 +35,7 @@ class ComingWork:
         self.reserved = False
         self.gone = False
         self.failed = False
+        self.anew = False
 
 
 class HandoffTarget:
@@ -120,6 +122,13 @@ class HandoffTarget:
             return []
         self.arrived.append(coming)
         return [Send(ROUTER, Adopted(self._id, event.request))]
+
+    def begin_anew(self, request: RequestId) -> None:
+        """It comes to be computed here."""
+        for coming in (*self.unwanted, *self._lapsed.values()):
+            coming.anew |= coming.work.request.id == request
+        if (coming_still := self._expected.get(request)) is not None:
+            coming_still.anew = True
 
     def lack(self, request: RequestId, layers: tuple[int, int]) -> None:
         """These layers will not come."""

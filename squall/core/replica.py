@@ -138,6 +138,8 @@ class Replica:
         # The last token's KV is never needed.
         if request.num_prompt_tokens + request.max_output_tokens - 1 > self.num_blocks * self.block_size:
             raise ValueError(f"request {request.id} can never fit into the {self.num_blocks} blocks of replica {self.id}")
+        if self.handoffs is not None:
+            self.handoffs.begin_anew(request.id)
         generated = request.num_output_tokens
         hashes = request.block_hashes if self.policy.prefix_cache else ()
         self.waiting.append(Work(request, hashes, request.num_prompt_tokens + generated, generated))

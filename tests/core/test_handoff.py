@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from squall.core.actions import Abandon, AnyAction, Chunk, Cut, Forget, Hold, Join, Reply, Reserve, RunSteps, Send, SendKv
 from squall.core.disaggregated import DisaggregatedRouter
 from squall.core.events import (
     Adopted,
+    AnyEvent,
     Arrived,
     Cancelled,
     Disowned,
@@ -80,6 +83,35 @@ def test_what_a_busy_source_has_sent_becomes_free_at_the_end_of_its_run() -> Non
     assert machine.handle(StepsDone(2, 1), 0) == [
         Send(ROUTER, Progressed(P, first=(1,), held=(Held(1, 10),))), Hold((1,)), Abandon((0,)),
     ]  # fmt: skip
+
+
+def test_who_comes_back_before_its_blocks_are_free_is_not_abandoned_with_them() -> None:
+    """The engine knows requests by their ids, and has forgotten the old one for the new one."""
+    machine = source()
+    prefill(machine, 0)
+    machine.handle(KvWanted(0, D), 0)
+    machine.handle(Submitted(request(1)), 0)
+    machine.handle(Woke(), 0)
+    machine.handle(KvSent(0, D), 0)
+    assert machine.handle(Submitted(request(0)), 0) == []  # the receiver has died
+    assert machine.num_used_blocks == 3
+    told, hold, run = machine.handle(StepsDone(2, 1), 0)
+    assert told == Send(ROUTER, Progressed(P, first=(1,), held=(Held(1, 10),)))
+    assert hold == Hold((1,))
+    assert run == RunSteps(3, 1, 0, 0, (Chunk(0, 0, 10, 0, last=True),))
+
+
+@pytest.mark.parametrize("ended", [KvSent(0, D), KvFailed(0, D)])
+def test_nor_who_comes_back_while_its_old_kv_is_still_read(ended: AnyEvent) -> None:
+    machine = source()
+    prefill(machine, 0)
+    machine.handle(KvWanted(0, D), 0)
+    machine.handle(Disowned((0,)), 0)
+    machine.handle(Submitted(request(0)), 0)
+    assert machine.handle(Woke(), 0) == [RunSteps(2, 1, 0, 0, (Chunk(0, 0, 10, 0, last=True),))]
+    assert machine.num_used_blocks == 3  # of both, as soon as the new one has computed
+    machine.handle(ended, 0)
+    assert Abandon((0,)) not in machine.handle(StepsDone(2, 1), 0)
 
 
 def test_a_failed_transfer_leaves_the_request_held_and_both_others_hear_of_it() -> None:
