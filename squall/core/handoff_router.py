@@ -115,6 +115,8 @@ class HandoffRouter(Router):
                 self._handoffs.hold(entry, held, now)
                 if entry.phase is RequestPhase.CANCELLING:
                     self._handoffs.withdraw(entry)
+                elif held.head is not None and held.head not in self._backends:  # it died before who held the rest could know
+                    actions += self._begin_again(entry, held.head, now)
                 elif entry.to is not None:
                     actions.append(self._offer(entry))
         if event.replica in self._moves.emptying:

@@ -298,6 +298,18 @@ def test_a_lost_target_is_forgotten_and_the_request_offered_again_from_where_it_
     assert made.handle(NotHeld(P, 0), 0) == [Send(E, Disowned((0,))), Send(Q, Submitted(request(0)))]
 
 
+def test_what_is_held_without_its_first_layers_begins_again_where_these_were_lost_before() -> None:
+    """Its holder had not heard of that yet; nobody would ever answer whoever asks a dead replica for them."""
+    made = router()
+    arrive(made, 0)
+    made.handle(ReplicaDown(Q, lost=True), 0)
+    held_in_part = Progressed(P, first=(0,), held=(Held(0, 10, head=Q, num_layers=2),))
+    assert made.handle(held_in_part, 0) == [Send(P, Disowned((0,))), Send(P, Submitted(request(0)))]
+    assert made.handle(ReplicaDown(D, lost=True), 0) == []
+    made.handle(Progressed(P, finished=(0,)), 0)
+    assert made.num_outstanding == 0
+
+
 def test_a_lost_source_may_have_sent_all_in_time() -> None:
     made = router()
     arrive(made, 0, 2, 4)
