@@ -82,8 +82,8 @@ async def test_replicas_that_share_a_process_get_one_again_not_one_each(config: 
         while is_running(dead):
             await asyncio.sleep(0.01)
         assert len({await each for each in [asyncio.create_task(launcher.start(replica)) for replica in range(3)]}) == 1
-        me = os.getpid()
-        workers = [pid for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split() if is_worker(int(pid))]
+        children = [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+        workers = [pid for pid in children if is_worker(int(pid))]
         assert workers == [str(launcher.pid(0))]
     finally:
         await launcher.close()
