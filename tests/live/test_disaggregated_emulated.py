@@ -51,6 +51,12 @@ async def idle(head: Head) -> None:
         await asyncio.sleep(0.01)
 
 
+async def forgotten(here: Here) -> None:
+    """No engine knows of any request any more."""
+    while not all(host.session is not None and host.session.idle for host in here.hosts.values()):
+        await asyncio.sleep(0.01)
+
+
 async def test_requests_go_from_prefill_to_decode_replicas(tmp_path: Path, spoken: Any) -> None:
     log = tmp_path / "log.jsonl.zst"
     async with apart(log) as (head, here):
@@ -58,9 +64,7 @@ async def test_requests_go_from_prefill_to_decode_replicas(tmp_path: Path, spoke
         answers = await asyncio.gather(*map(all_of, streams))
         assert [tokens(answer) for answer in answers] == [spoken(seed, 8 + seed) for seed in range(12)]
         await idle(head)
-        for host in here.hosts.values():
-            assert host.session is not None
-            assert host.session.idle
+        await forgotten(here)
     sent = [(record.machine, record.event) for record in read(log) if isinstance(record.event, KvSent)]
     assert len(sent) == 12
     assert all(source in (0, 1) and event.to in (2, 3) and event.took > 0 for source, event in sent)
@@ -85,8 +89,7 @@ async def test_who_goes_away_in_the_middle_of_a_hand_off_leaves_nothing(tmp_path
         await asyncio.gather(*(anext(stream) for stream in streams))
         for stream in streams:
             stream.cancel()
-        while not all(host.session is not None and host.session.idle for host in here.hosts.values()):
-            await asyncio.sleep(0.01)
+        await forgotten(here)
         await idle(head)
 
 

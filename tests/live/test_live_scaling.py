@@ -19,7 +19,7 @@ from squall.live.served import served_model
 from squall.live.stream import Stream
 from squall.live.transport.region import Region
 from tests.live.checkpoints import write_checkpoint
-from tests.live.test_disaggregated_emulated import idle
+from tests.live.test_disaggregated_emulated import forgotten, idle
 from tests.live.test_head import Here, all_of, ask, tokens
 from tests.live.test_live_scaling_emulated import happened, parted, ready
 
@@ -73,19 +73,13 @@ async def with_help(head: Head) -> tuple[list[list[int]], list[list[int]]]:
     return alone, said
 
 
-async def until_idle(here: Here) -> None:
-    """No engine knows of any request."""
-    while not all(host.session is not None and host.session.idle for host in here.hosts.values()):
-        await asyncio.sleep(0.01)
-
-
 async def test_tokens_are_those_of_one_replica(model: Path, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl.zst"
     async with fleet(model, log) as (head, here):
         alone, said = await with_help(head)
         assert said == alone
         assert await answers(head) == alone
-        await until_idle(here)
+        await forgotten(here)
     seen = happened(log)
     assert any(event.layer > 0 for machine, event in seen if machine == 0 and isinstance(event, HandedOver))
     assert not any(event.lost for _, event in seen if isinstance(event, Unpaired))
@@ -151,5 +145,5 @@ async def test_clients_that_go_away_between_two_layers(model: Path, tmp_path: Pa
         await ready(head, 2)
         await parted(head)
         await idle(head)
-        await until_idle(here)
+        await forgotten(here)
     happened(log)

@@ -18,7 +18,7 @@ from squall.live.plan import served_plan
 from squall.live.served import served_model
 from squall.live.stream import Stream
 from squall.twin.observe import observe
-from tests.live.test_disaggregated_emulated import idle
+from tests.live.test_disaggregated_emulated import forgotten, idle
 from tests.live.test_head import Here, all_of, ask, tokens
 
 SETTINGS = (
@@ -95,7 +95,7 @@ async def test_a_replica_that_loads_relieves_an_overloaded_one(
         await ready(head, 2 if role is Role.BOTH else 3)
         await parted(head)
         await idle(head)
-        assert all(host.session is not None and host.session.idle for host in here.hosts.values())
+        await forgotten(here)
         again = burst(head, 4)
         await asyncio.gather(*map(all_of, again))
         await idle(head)
@@ -134,7 +134,7 @@ async def test_who_goes_away_leaves_nothing(tmp_path: Path, spoken: Any) -> None
         assert [tokens(answer) for answer in answers] == [spoken(seed, 1 + seed % 8) for seed in range(1, NUM, 2)]
         await ready(head, 2)
         await idle(head)
-        assert all(host.session is not None and host.session.idle for host in here.hosts.values())
+        await forgotten(here)
     happened(log)
 
 
