@@ -89,11 +89,6 @@ class SwappingReplica(Replica):
     def num_waiting(self) -> int:
         return len(self._queue) + len(self._swapped)
 
-    @property
-    def num_swapped(self) -> int:
-        """Requests whose KV is in host memory."""
-        return len(self._swapped)
-
     def _has_preempted(self) -> bool:
         return bool(self._swapped) or super()._has_preempted()
 

@@ -17,11 +17,11 @@ from msgspec import Struct
 from squall.config import Config
 from squall.core.actions import SendActivations
 from squall.core.types import ReplicaId, RequestId
-from squall.errors import ConfigError, PeerLost, TransferFailed
+from squall.errors import PeerLost, TransferFailed
 from squall.live.engine.interface import Activations, LiveEngine
 from squall.live.predicted_way import Prices
 from squall.live.transport.interface import Link, Transport
-from squall.live.transport.kv import Stop
+from squall.live.transport.kv import Stop, dial
 from squall.live.transport.region import Region
 from squall.perf.dtypes import DTYPE_BYTES
 from squall.perf.spec import ModelSpec
@@ -192,9 +192,8 @@ class PulledActivations:
                 break
             link: Link | None = None
             try:
-                link = self._dial(offer)
+                link = dial(self.endpoint, offer.addresses, offer.region)
                 stop.watch(link)
-                link.open(offer.region)
                 link.read(offer.region, [(0, offer.num_bytes)], [data])
                 if xxhash.xxh3_64_intdigest(data) == offer.sum:
                     link.notify(msgspec.msgpack.encode(ActivationsTaken(offer.number)))
@@ -207,15 +206,6 @@ class PulledActivations:
                 if link is not None:
                     link.close()
         raise TransferFailed(f"activations of batch {offer.batch} of replica {offer.source}: {reason}")
-
-    def _dial(self, offer: ActivationsOffer) -> Link:
-        reason = "it has no address"
-        for address in offer.addresses:
-            try:
-                return self.endpoint.connect(address)
-            except (PeerLost, ConfigError) as error:
-                reason = str(error)
-        raise PeerLost(reason)
 
     def close(self) -> None:
         for number in list(self._sending):

@@ -14,25 +14,22 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
 from msgspec import Struct
 
-from squall import config as configuration
 from squall.core.events import HandedOver, KvSent, ReplicaLost
 from squall.core.types import ROUTER, Role
-from squall.eventlog import open_log, read
+from squall.eventlog import read
 from squall.live.engine.interface import Sampling, TokenOut
 from squall.live.head import Head
-from squall.live.hosts import host_maker
-from squall.live.plan import served_plan
-from squall.live.served import served_model
 from squall.twin.observe import observe
 from tests.live.checkpoints import VOCABULARY, write_checkpoint
+from tests.live.in_process import idle, in_process
 from tests.live.test_head import Here, all_of
 
 SHAPE = ("replica.num_blocks=160", "replica.block_size=8", "replica.max_model_len=512", "cluster.gpus_per_node=4",
@@ -108,19 +105,8 @@ def case(seed: int) -> Case:
     return Case(tuple(settings), tuple(wishes), tuple(sorted(breaks)), tuple(dice.choices(range(POOL), k=dice.randint(6, 24))))
 
 
-@asynccontextmanager
-async def serving(model: Path, log: Path, settings: Sequence[str]) -> AsyncIterator[tuple[Head, Here]]:
-    config = configuration.load(None, (f"model.name={model}", *SHAPE, *settings))
-    served = served_model(config)
-    make = host_maker(config, served, "token", "127.0.0.1:0")
-    async with AsyncExitStack() as stack:
-        records = stack.enter_context(open_log(log))
-        here = Here(lambda replica: make(replica, records))
-        head = Head(config, served.names, served.tokenizer(), 512, here, records, plan=served_plan(config, served))
-        head.start()
-        stack.push_async_callback(head.close)
-        await head.until_ready()
-        yield head, here
+def serving(model: Path, log: Path, settings: Sequence[str]) -> AbstractAsyncContextManager[tuple[Head, Here]]:
+    return in_process(log, f"model.name={model}", *SHAPE, *settings)
 
 
 def said(outs: Sequence[TokenOut]) -> Said:
@@ -172,8 +158,7 @@ async def play(
                 await asyncio.sleep(dice.uniform(0, 0.1))
         answers = await asyncio.gather(*map(all_of, streams))
         await disturbing
-        while any(replica.num_used_blocks for replica in head.stats().replicas):
-            await asyncio.sleep(0.005)
+        await idle(head)
     differences = [difference(said(answer), right[number]) for answer, number in zip(answers, case.asked, strict=True)]
     wrong = [f"request {at}: {found}" for at, found in enumerate(differences) if found not in (None, "near")]
     seen = observe(read(log))

@@ -3,11 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
 from squall.core.types import MILLISECOND, Nanos, ReplicaId
+from squall.errors import ModelError
+from squall.live import models
 from squall.live.engine.emulated import EmulatedEngine, pseudo_token
 from squall.live.engine.tokenizer import ByteTokenizer
 from squall.live.host import Host
@@ -16,6 +19,15 @@ from squall.perf.latency import BatchShape, Progression
 from squall.policies.batching import Vllm
 
 TOKENIZER = ByteTokenizer()
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The embedded model."""
+    try:
+        return models.find("smollm2")
+    except ModelError as error:
+        pytest.skip(str(error))
 
 
 class Constant:

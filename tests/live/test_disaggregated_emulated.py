@@ -1,8 +1,6 @@
 """Prefill and decode replicas that pretend, in the test's own process: what a client gets, and how long KV is on its way."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +10,15 @@ from squall import config as configuration
 from squall.core.actions import SendKv
 from squall.core.events import KvSent
 from squall.core.types import SECOND
-from squall.eventlog import open_log, read
+from squall.eventlog import read
 from squall.live.engine.build import accelerator, emulated_plan, engine_maker
-from squall.live.head import Head
-from squall.live.hosts import host_maker
 from squall.live.kv_way import PricedKv
-from squall.live.plan import served_plan
 from squall.live.predicted_way import Prices
 from squall.live.served import served_model
 from squall.perf.build import latency_model
 from squall.sim.ground import ground
-from tests.live.test_head import Here, all_of, ask, tokens
+from tests.live.in_process import forgotten, idle, in_process
+from tests.live.test_head import all_of, ask, tokens
 
 SETTINGS = (
     "serve.engine=emulated", "model.name=llama-3.1-8b", "cluster.gpu=h100-sxm", "cluster.nodes=2", "cluster.gpus_per_node=2",
@@ -30,36 +26,9 @@ SETTINGS = (
 )  # fmt: skip
 
 
-@asynccontextmanager
-async def apart(log: Path, *more: str) -> AsyncIterator[tuple[Head, Here]]:
-    config = configuration.load(None, (*SETTINGS, *more))
-    model = served_model(config)
-    make = host_maker(config, model, "token", "127.0.0.1:0")
-    async with AsyncExitStack() as stack:
-        records = stack.enter_context(open_log(log))
-        here = Here(lambda replica: make(replica, records))
-        head = Head(config, ["pretend"], model.tokenizer(), 512, here, None, plan=served_plan(config, model))
-        head.start()
-        stack.push_async_callback(head.close)
-        while [replica.phase for replica in head.stats().replicas] != ["ready"] * 4:
-            await asyncio.sleep(0.002)
-        yield head, here
-
-
-async def idle(head: Head) -> None:
-    while any(replica.num_used_blocks for replica in head.stats().replicas):
-        await asyncio.sleep(0.01)
-
-
-async def forgotten(here: Here) -> None:
-    """No engine knows of any request any more."""
-    while not all(host.session is not None and host.session.idle for host in here.hosts.values()):
-        await asyncio.sleep(0.01)
-
-
 async def test_requests_go_from_prefill_to_decode_replicas(tmp_path: Path, spoken: Any) -> None:
     log = tmp_path / "log.jsonl.zst"
-    async with apart(log) as (head, here):
+    async with in_process(log, *SETTINGS) as (head, here):
         streams = [ask(head, 8 + seed, seed, range(40)) for seed in range(12)]
         answers = await asyncio.gather(*map(all_of, streams))
         assert [tokens(answer) for answer in answers] == [spoken(seed, 8 + seed) for seed in range(12)]
@@ -72,7 +41,7 @@ async def test_requests_go_from_prefill_to_decode_replicas(tmp_path: Path, spoke
 
 @pytest.mark.parametrize("victim", [0, 1, 2, 3])
 async def test_when_an_end_breaks_down_the_client_sees_nothing_of_it(tmp_path: Path, spoken: Any, victim: int) -> None:
-    async with apart(tmp_path / "log.jsonl.zst", "handoff.delay_s=0.2") as (head, here):
+    async with in_process(tmp_path / "log.jsonl.zst", *SETTINGS, "handoff.delay_s=0.2") as (head, here):
         streams = [ask(head, 12, seed, range(40)) for seed in range(8)]
         firsts = await asyncio.gather(*(anext(stream) for stream in streams))
         await asyncio.sleep(0.05)  # in the middle of all hand-offs
@@ -84,7 +53,7 @@ async def test_when_an_end_breaks_down_the_client_sees_nothing_of_it(tmp_path: P
 
 
 async def test_who_goes_away_in_the_middle_of_a_hand_off_leaves_nothing(tmp_path: Path) -> None:
-    async with apart(tmp_path / "log.jsonl.zst", "handoff.delay_s=0.1") as (head, here):
+    async with in_process(tmp_path / "log.jsonl.zst", *SETTINGS, "handoff.delay_s=0.1") as (head, here):
         streams = [ask(head, 12, seed, range(40)) for seed in range(8)]
         await asyncio.gather(*(anext(stream) for stream in streams))
         for stream in streams:

@@ -5,17 +5,14 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from squall.core.events import KvSent
-from squall.errors import ModelError
 from squall.eventlog import read
 from squall.live.engine.interface import Sampling
-from squall.live.models import find
 from tests.live.checkpoints import SIZES, write_checkpoint
-from tests.live.test_weights_between_workers import Fleet, replayed, serving
+from tests.live.test_weights_between_workers import Fleet, replayed, said_alone, serving
 
 PROMPTS = [tuple(range(start, start + 37)) for start in range(10, 250, 24)]
 CHUNKED = ("batching.max_num_batched_tokens=48", "batching.max_num_seqs=6", "replica.block_size=8", "replica.max_model_len=512")
@@ -35,25 +32,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
 
 
-async def answers(fleet: Fleet, max_tokens: int = 24) -> list[list[int]]:
-    """Each prompt greedily and twice with a seed, as the two choices of n = 2 are; every third stops at a string."""
-    manners: list[dict[str, Any]] = []
-    for at in range(len(PROMPTS)):
-        stop = {"stop": ("w7",)} if at % 3 == 0 else {}
-        manners += [{**stop}, {"temperature": 1.0, "seed": at, **stop}, {"temperature": 1.0, "seed": 100 + at, **stop}]
-    prompts = [prompt for prompt in PROMPTS for _ in range(3)]
-    return await asyncio.gather(*(fleet.answer(p, max_tokens, **manner) for p, manner in zip(prompts, manners, strict=True)))
+async def answers(fleet: Fleet) -> list[list[int]]:
+    return await fleet.answers_in_all_manners(PROMPTS, 24)
 
 
 @pytest.fixture(scope="module")
 def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     """What one replica says that does all."""
-
-    async def ask() -> list[list[int]]:
-        async with serving(model, tmp_path_factory.mktemp("alone") / "run", "fleet.replicas=1", *CHUNKED, most=1) as fleet:
-            return await answers(fleet)
-
-    return asyncio.run(ask())
+    return said_alone(answers, model, tmp_path_factory.mktemp("alone") / "run", *CHUNKED)
 
 
 async def until_idle(fleet: Fleet) -> None:
@@ -125,15 +111,11 @@ async def test_random_kills_at_random_moments(model: Path, tmp_path: Path, alone
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.timeout(600)
-async def test_the_embedded_model(tmp_path: Path) -> None:
+async def test_the_embedded_model(smollm2: Path, tmp_path: Path) -> None:
     """Greedy: a seeded draw on the border between two of 49,152 tokens may differ with the batch, even without a hand-off."""
-    try:
-        folder = find("smollm2")
-    except ModelError as error:
-        pytest.skip(str(error))
-    async with serving(folder, tmp_path / "one", "fleet.replicas=1", most=1) as fleet:
+    async with serving(smollm2, tmp_path / "one", "fleet.replicas=1", most=1) as fleet:
         alone = await fleet.answers(6, greedy=True)
-    async with apart(folder, tmp_path / "run", 1, 1) as fleet:
+    async with apart(smollm2, tmp_path / "run", 1, 1) as fleet:
         assert await fleet.answers(6, greedy=True) == alone
         await until_idle(fleet)
     assert replayed(tmp_path / "run") > 100

@@ -1,25 +1,19 @@
 """Real replicas inside the test's own process: what is lost, broken or called off between two layers changes no token."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
-from squall import config as configuration
 from squall.core.events import ActivationsFailed, HandedOver, Unpaired
 from squall.core.types import Role
-from squall.eventlog import open_log
 from squall.live.activations import PulledActivations
 from squall.live.head import Head
-from squall.live.hosts import host_maker
-from squall.live.plan import served_plan
-from squall.live.served import served_model
 from squall.live.stream import Stream
 from squall.live.transport.region import Region
 from tests.live.checkpoints import write_checkpoint
-from tests.live.test_disaggregated_emulated import forgotten, idle
+from tests.live.in_process import forgotten, idle, in_process
 from tests.live.test_head import Here, all_of, ask, tokens
 from tests.live.test_live_scaling_emulated import happened, parted, ready
 
@@ -35,19 +29,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
 
 
-@asynccontextmanager
-async def fleet(model: Path, log: Path) -> AsyncIterator[tuple[Head, Here]]:
-    config = configuration.load(None, (f"model.name={model}", *SETTINGS))
-    served = served_model(config)
-    make = host_maker(config, served, "token", "127.0.0.1:0")
-    async with AsyncExitStack() as stack:
-        records = stack.enter_context(open_log(log))
-        here = Here(lambda replica: make(replica, records))
-        head = Head(config, served.names, served.tokenizer(), 512, here, records, plan=served_plan(config, served))
-        head.start()
-        stack.push_async_callback(head.close)
-        await head.until_ready()
-        yield head, here
+def fleet(model: Path, log: Path) -> AbstractAsyncContextManager[tuple[Head, Here]]:
+    return in_process(log, f"model.name={model}", *SETTINGS)
 
 
 def burst(head: Head) -> list[Stream]:

@@ -1,24 +1,19 @@
 """Replicas that pretend, in the test's own process, help before they have loaded: clients get what they would have got anyway."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from squall import config as configuration
 from squall.core.events import AnyEvent, HandedOver, LayersDone, Unpaired
 from squall.core.types import Role
-from squall.eventlog import open_log, read
+from squall.eventlog import read
 from squall.live.head import Head
-from squall.live.hosts import host_maker
-from squall.live.plan import served_plan
-from squall.live.served import served_model
 from squall.live.stream import Stream
 from squall.twin.observe import observe
-from tests.live.test_disaggregated_emulated import forgotten, idle
+from tests.live.in_process import forgotten, idle, in_process
 from tests.live.test_head import Here, all_of, ask, tokens
 
 SETTINGS = (
@@ -32,20 +27,8 @@ APART = "fleet={mode='disaggregated', prefill={min=1, max=2}, decode=1}"
 NUM = 16
 
 
-@asynccontextmanager
-async def elastic(log: Path, *more: str) -> AsyncIterator[tuple[Head, Here]]:
-    config = configuration.load(None, (*SETTINGS, *more))
-    model = served_model(config)
-    make = host_maker(config, model, "token", "127.0.0.1:0")
-    async with AsyncExitStack() as stack:
-        records = stack.enter_context(open_log(log))
-        here = Here(lambda replica: make(replica, records))
-        head = Head(config, ["pretend"], model.tokenizer(), 4096, here, records, plan=served_plan(config, model))
-        head.start()
-        stack.push_async_callback(head.close)
-        while [replica.phase for replica in head.stats().replicas] != ["ready"] * config.fleet.num_initial:
-            await asyncio.sleep(0.002)
-        yield head, here
+def elastic(log: Path, *more: str) -> AbstractAsyncContextManager[tuple[Head, Here]]:
+    return in_process(log, *SETTINGS, *more, max_model_len=4096)
 
 
 def burst(head: Head, count: int = NUM) -> list[Stream]:

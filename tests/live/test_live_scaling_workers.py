@@ -5,7 +5,6 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from squall.core.events import AnyEvent, HandedOver, LayersDone, Unpaired
 from squall.core.types import Role
 from squall.eventlog import read
 from tests.live.checkpoints import NUM_LAYERS, write_checkpoint
-from tests.live.test_weights_between_workers import Fleet, replayed, serving
+from tests.live.test_weights_between_workers import Fleet, replayed, said_alone, serving
 
 PROMPTS = [tuple(range(start, start + 37)) for start in range(10, 250, 12)]
 SETTINGS = ("batching.max_num_batched_tokens=80", "batching.max_num_seqs=16", "replica.block_size=8", "replica.max_model_len=512",
@@ -26,25 +25,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
 
 
-async def answers(fleet: Fleet, max_tokens: int = 12) -> list[list[int]]:
-    """Each prompt greedily and twice with a seed, as the two choices of n = 2 are; every third stops at a string."""
-    manners: list[dict[str, Any]] = []
-    for at in range(len(PROMPTS)):
-        stop = {"stop": ("w7",)} if at % 3 == 0 else {}
-        manners += [{**stop}, {"temperature": 1.0, "seed": at, **stop}, {"temperature": 1.0, "seed": 100 + at, **stop}]
-    prompts = [prompt for prompt in PROMPTS for _ in range(3)]
-    return await asyncio.gather(*(fleet.answer(p, max_tokens, **manner) for p, manner in zip(prompts, manners, strict=True)))
+async def answers(fleet: Fleet) -> list[list[int]]:
+    return await fleet.answers_in_all_manners(PROMPTS, 12)
 
 
 @pytest.fixture(scope="module")
 def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     """What one replica says that does all."""
-
-    async def ask() -> list[list[int]]:
-        async with serving(model, tmp_path_factory.mktemp("alone") / "run", "fleet.replicas=1", *SETTINGS, most=1) as fleet:
-            return await answers(fleet)
-
-    return asyncio.run(ask())
+    return said_alone(answers, model, tmp_path_factory.mktemp("alone") / "run", *SETTINGS)
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ from squall.core.types import Role
 from squall.eventlog import read
 from tests.live.checkpoints import write_checkpoint
 from tests.live.test_disaggregated_workers import PROMPTS, moving, until_idle
-from tests.live.test_weights_between_workers import Fleet, replayed, serving
+from tests.live.test_weights_between_workers import Fleet, replayed, said_alone, serving
 
 SHAPE = ("batching.max_num_batched_tokens=48", "batching.max_num_seqs=40", "replica.block_size=8", "replica.max_model_len=512",
          "replica.num_blocks=1024", "fleet.drain=move", "batching.prefix_cache=true")  # fmt: skip
@@ -43,12 +43,7 @@ async def answers(fleet: Fleet) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
     """What one replica says that nobody disturbs."""
-
-    async def ask() -> list[list[int]]:
-        async with serving(model, tmp_path_factory.mktemp("alone") / "run", "fleet.replicas=1", *SHAPE, most=1) as fleet:
-            return await answers(fleet)
-
-    return asyncio.run(ask())
+    return said_alone(answers, model, tmp_path_factory.mktemp("alone") / "run", *SHAPE)
 
 
 class WhereKvWaits(Struct, frozen=True):

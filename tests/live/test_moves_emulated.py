@@ -1,20 +1,15 @@
 """Replicas that pretend and are emptied, in the test's own process: what a client gets, and that nobody was waited for."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-from squall import config as configuration
 from squall.core.events import Adopted, MoveWanted, NoticeGiven
 from squall.core.types import Role
-from squall.eventlog import open_log, read
+from squall.eventlog import read
 from squall.live.head import Head
-from squall.live.hosts import host_maker
-from squall.live.plan import served_plan
-from squall.live.served import served_model
-from tests.live.test_disaggregated_emulated import idle
+from tests.live.in_process import idle, in_process
 from tests.live.test_head import Here, all_of, ask, tokens
 
 SETTINGS = (
@@ -23,21 +18,9 @@ SETTINGS = (
 )  # fmt: skip
 
 
-@asynccontextmanager
-async def two(log: Path) -> AsyncIterator[tuple[Head, Here]]:
+def two(log: Path) -> AbstractAsyncContextManager[tuple[Head, Here]]:
     """Two replicas, and a slot for a third one."""
-    config = configuration.load(None, SETTINGS)
-    model = served_model(config)
-    make = host_maker(config, model, "token", "127.0.0.1:0")
-    async with AsyncExitStack() as stack:
-        records = stack.enter_context(open_log(log))
-        here = Here(lambda replica: make(replica, None))
-        head = Head(config, ["pretend"], model.tokenizer(), 2048, here, records, plan=served_plan(config, model))
-        head.start()
-        stack.push_async_callback(head.close)
-        while [replica.phase for replica in head.stats().replicas][:2] != ["ready"] * 2:
-            await asyncio.sleep(0.002)
-        yield head, here
+    return in_process(log, *SETTINGS, max_model_len=2048)
 
 
 def moved(log: Path) -> tuple[int, int]:

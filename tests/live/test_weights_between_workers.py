@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,10 @@ import pytest
 
 from squall import config as configuration
 from squall.core.types import Role
-from squall.errors import ModelError
 from squall.eventlog import open_log, read, write_merged
 from squall.live.engine.interface import Sampling
 from squall.live.head import Head
 from squall.live.launch import LocalLauncher
-from squall.live.models import find
 from squall.live.plan import served_plan
 from squall.live.rpc.client import SILENCE_S, ReplicaClient
 from squall.live.rpc.convert import Peer, WeightsMoved
@@ -89,6 +87,15 @@ class Fleet:
             *(self.answer(prompt, max_tokens, **manner) for prompt, manner in zip(PROMPTS, manners, strict=True))
         )
 
+    async def answers_in_all_manners(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+        """Each prompt greedily and twice with a seed, as the two choices of n = 2 are; every third stops at a string."""
+        asked: list[tuple[Sequence[int], dict[str, Any]]] = []
+        for at, prompt in enumerate(prompts):
+            stop = {"stop": ("w7",)} if at % 3 == 0 else {}
+            asked.append((prompt, stop))
+            asked += [(prompt, {"temperature": 1.0, "seed": seed, **stop}) for seed in (at, 100 + at)]
+        return await asyncio.gather(*(self.answer(prompt, max_tokens, **manner) for prompt, manner in asked))
+
     @staticmethod
     def manner(at: int) -> dict[str, Any]:
         """Greedy, and seeded samples."""
@@ -136,6 +143,16 @@ async def serving(
         await head.until_ready()
         yield fleet
     HostCopies().sweep(unused=True)
+
+
+def said_alone(ask: Callable[[Fleet], Awaitable[list[list[int]]]], model: Path, folder: Path, *settings: str) -> list[list[int]]:
+    """What one replica says that does all, and that nobody disturbs."""
+
+    async def listen() -> list[list[int]]:
+        async with serving(model, folder, "fleet.replicas=1", *settings, most=1) as fleet:
+            return await ask(fleet)
+
+    return asyncio.run(listen())
 
 
 def replayed(folder: Path) -> int:
@@ -295,13 +312,9 @@ async def test_random_kills_at_random_moments(model: Path, tmp_path: Path, seed:
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.timeout(600)
-async def test_the_embedded_model_goes_along_a_chain_whose_source_dies(tmp_path: Path) -> None:
+async def test_the_embedded_model_goes_along_a_chain_whose_source_dies(smollm2: Path, tmp_path: Path) -> None:
     """Greedy: a seeded draw on the border between two of 49,152 tokens may differ with the batch, even without a transfer."""
-    try:
-        folder = find("smollm2")
-    except ModelError as error:
-        pytest.skip(str(error))
-    async with serving(folder, tmp_path / "run", "load.kind=chain", "serve.link_gbps=2") as fleet:
+    async with serving(smollm2, tmp_path / "run", "load.kind=chain", "serve.link_gbps=2") as fleet:
         alone = await fleet.answers(6, greedy=True)
         fleet.head.want(Role.BOTH, 3)
         streaming = asyncio.create_task(fleet.answers(6, greedy=True))

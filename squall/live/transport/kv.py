@@ -140,7 +140,7 @@ def pull(
     try:
         while attempts < ATTEMPTS and not stop.wanted:
             try:
-                link = link or _dial(transport, offered)
+                link = link or dial(transport, offered.addresses, KV, offered.fingerprint)
                 stop.watch(link)
                 while layer < offered.last and attempts < ATTEMPTS:
                     if _pull_layer(link, offered, region, pool, layer, blocks):
@@ -208,16 +208,21 @@ def _close(link: Link | None, stop: Stop) -> None:
         link.close()
 
 
-def _dial(transport: Transport, offered: KvOffer) -> Link:
+def dial(transport: Transport, addresses: Sequence[str], region: str, fingerprint: str = "") -> Link:
+    """A link with `region` open, by the first of a sender's addresses that answers.
+
+    Raises:
+        PeerLost: none does. PeerRefused: the sender has no such region, or one of another kind.
+    """
     reason: PeerLost | ConfigError | None = None
-    for address in offered.addresses:
+    for address in addresses:
         try:
             link = transport.connect(address)
         except (PeerLost, ConfigError) as error:
             reason = error
             continue
         try:
-            link.open(KV, offered.fingerprint)
+            link.open(region, fingerprint)
         except BaseException:
             link.close()
             raise

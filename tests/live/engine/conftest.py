@@ -14,8 +14,6 @@ from squall.core.actions import Forget, Preempt, RunSteps
 from squall.core.events import StepsDone, Submitted, Woke
 from squall.core.replica import Replica
 from squall.core.types import Request
-from squall.errors import ModelError
-from squall.live import models
 from squall.live.engine.architecture import read_decoder_config
 from squall.live.engine.attention import Batch, KvCache, Span
 from squall.live.engine.checkpoint import load_checkpoint
@@ -214,15 +212,6 @@ def drive() -> Callable[..., Driven]:
         return driven
 
     return run
-
-
-@pytest.fixture(scope="session")
-def smollm2() -> Path:
-    """The embedded model."""
-    try:
-        return models.find("smollm2")
-    except ModelError as error:
-        pytest.skip(str(error))
 
 
 def edit_json(path: Path, **changes: Any) -> None:
