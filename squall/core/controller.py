@@ -40,7 +40,7 @@ from squall.core.fleet_view import Capacity, LoadPolicy, RoleView, ScalePolicy
 from squall.core.lifecycle import TRANSFER, Launched, Life, Phase, Redirected, Revived, TransferPhase, Withdrawn
 from squall.core.live_pairs import LivePairs
 from squall.core.nodes import Nodes
-from squall.core.placing import changing_role, free_slots, least_disturbing, surplus_of
+from squall.core.placing import changing_role, free_slots, is_stranded, least_disturbing, surplus_of
 from squall.core.sources import Sources
 from squall.core.types import ROUTER, SECOND, Nanos, ReplicaId, Role
 from squall.errors import IllegalTransition
@@ -70,7 +70,8 @@ class Controller:
     `patience.idle_ttl`, then stops.
 
     A replica that is lost, or whose weights cannot be loaded, is replaced: in another slot at once where there is one, otherwise
-    in the same one after 1, 2, 4, ... 60 seconds. Where the source of a load is lost, the load goes on from another one.
+    in the same one after 1, 2, 4, ... 60 seconds. Where the source of a load is lost, the load goes on from another one. A role
+    that nobody serves, and that gets nobody up wherever it tries, is lent a replica by the other one.
 
     A policy that needs no more than one answer (`constant`) is asked once, and the controller sleeps. Any other is asked at every
     event, every `up_interval` while there is work, and every `rest_interval` while there is none.
@@ -330,7 +331,8 @@ class Controller:
             self._fleet.move(member, Revived(), now)
             actions += self._announce(member)
             count -= 1
-        for member in changing_role(self._states.values(), state, count, self._pairs.concerns):
+        lend = is_stranded(self._fleet, state, self._nodes.is_down)
+        for member in changing_role(self._states.values(), state, count, self._pairs.concerns, lend=lend):
             self._fleet.assign(member, state)
             if member.announced:
                 changed = RoleChanged(member.replica, state.role)

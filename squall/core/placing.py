@@ -10,6 +10,8 @@ from squall.core.lifecycle import Phase
 from squall.core.types import Nanos, ReplicaId, Role
 
 FURTHEST_FROM_READY = {Phase.STARTING: 0, Phase.LOADING: 1, Phase.WARMING: 2, Phase.READY: 3}
+HOPELESS_AFTER = 2
+"""Failures in a row: who failed once mostly comes back."""
 
 
 def free_slots(
@@ -50,10 +52,22 @@ def surplus_of(state: RoleState) -> int:
     return state.num_here - state.target
 
 
+def is_stranded(fleet: Fleet, state: RoleState, is_down: Callable[[ReplicaId], bool]) -> bool:
+    """Nobody serves the role, and wherever somebody comes or could be started for it, that has failed over and over."""
+    if state.ready:
+        return False
+    slots = (replica for replica in range(fleet.slots.num) if not is_down(replica))
+    members = [fleet.members.get(replica) for replica in slots]
+    hopes = [member for member in members if member is None or member.is_free or member.replica in state.coming]
+    return bool(hopes) and all(member is not None and member.num_failures >= HOPELESS_AFTER for member in hopes)
+
+
 def changing_role(
-    states: Collection[RoleState], to: RoleState, count: int, is_paired: Callable[[Member], bool]
-) -> list[Member]:  # fmt: skip
+    states: Collection[RoleState], to: RoleState, count: int, is_paired: Callable[[Member], bool], *, lend: bool = False
+) -> list[Member]:
     """Up to `count` replicas that other roles have too many of, and that can serve this one from now on.
+
+    With `lend` a role gives one even where it lacks some itself, though not its last: neither is of use without the other.
 
     Ready ones first, of these the least loaded: a prefill replica finishes its prompts and decodes them itself. To prefill
     changes only who has nothing to decode. Then those on their way, whoever is furthest first. Nobody of a live pair: who
@@ -61,7 +75,7 @@ def changing_role(
     """
     found: list[Member] = []
     for state in states:
-        spare = surplus_of(state)
+        spare = max(surplus_of(state), min(1, state.num_ready - 1)) if lend else surplus_of(state)
         if state is to or spare <= 0:
             continue
         ready = [member for member in state.ready.values() if not is_paired(member)]

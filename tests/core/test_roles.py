@@ -9,6 +9,7 @@ from squall.core.demand import Demand
 from squall.core.events import (
     Emptied,
     ReplicaDown,
+    ReplicaLost,
     ReplicaStarted,
     ReplicaUp,
     RoleChanged,
@@ -137,3 +138,26 @@ def test_an_idle_replica_that_nobody_wants_stops_after_its_time() -> None:
     controller.handle(Emptied(3), SECOND)
     actions = controller.handle(Woke(), 2 * SECOND)
     assert [action for action in actions if not isinstance(action, Decided)] == [StopReplica(3)]
+
+
+def test_a_role_that_gets_nobody_up_wherever_it_tries_is_lent_a_replica_by_the_other_one() -> None:
+    controller = fleet(slots=4)
+    for failures in range(1, 3):
+        at = failures * 10 * SECOND
+        for replica in (2, 3):
+            lost = controller.handle(ReplicaLost(replica, "no disk"), at)
+        if failures == 1:
+            assert lost == [Send(ROUTER, ReplicaDown(3, lost=True))]  # they may well come back
+            assert controller.handle(Woke(), at + SECOND) == [StartReplica(2), StartReplica(3)]
+    assert lost == changed(1, DECODE)
+    assert [len(state.ready) for state in controller.states.values()] == [1, 1]
+
+
+def test_a_role_does_not_lend_its_last_replica() -> None:
+    controller = fleet(slots=4)
+    controller.handle(ReplicaLost(1, "no disk"), SECOND)
+    for at in (10 * SECOND, 20 * SECOND):
+        for replica in (2, 3):
+            controller.handle(ReplicaLost(replica, "no disk"), at)
+        controller.handle(Woke(), at + SECOND)
+    assert controller.fleet[0].role is PREFILL
