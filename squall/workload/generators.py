@@ -17,6 +17,7 @@ from squall.core.types import SECOND, Nanos
 from squall.errors import TraceError
 from squall.workload.parsing import parse_number, parse_tokens
 from squall.workload.spec import (
+    MOST_REQUESTS,
     AllAtOnce,
     BurstArrivals,
     EmpiricalLength,
@@ -39,6 +40,9 @@ from squall.workload.traces import read_trace
 LATEST_S = 9_000_000_000
 """Instants are nanoseconds in 64 bits; later ones would come out negative."""
 
+MOST_CHANGES = 2_000_000
+"""Of state in Markov-modulated arrivals; where more are needed, hardly anything arrives in any of them."""
+
 _BLOCK = 4096
 _Floats = NDArray[np.float64]
 
@@ -52,23 +56,28 @@ def draw_arrivals(
     """Ascending instants from 0: the first `count`, and of these what comes before `duration_s`.
 
     One of the two is given where the arrivals have no end of their own. A fixed rate begins at 0, the others with a gap. A
-    relative path starts at `base_dir`. Raises TraceError for a bad file, and for arrivals that are too late for any clock.
+    relative path starts at `base_dir`. Raises TraceError for a bad file, and for arrivals that are too late for any clock,
+    too many, or so rare that drawing them would take for ever.
     """
     drawn: list[Nanos] = []
     with np.errstate(over="ignore"):  # what is infinitely late is too late
-        for block in _instants(arrivals, seed, base_dir):
+        for block in _instants(arrivals, seed, count, duration_s, base_dir):
             block = block[: None if count is None else count - len(drawn)]
             kept = block if duration_s is None else block[block < duration_s]
             if kept.max(initial=0.0) > LATEST_S:
                 raise TraceError(f"workload.arrivals: one comes after more than {LATEST_S} seconds, 285 years; raise the rate")
             drawn.extend(np.rint(kept * SECOND).astype(np.int64).tolist())
+            if len(drawn) > MOST_REQUESTS:
+                raise TraceError(f"workload.arrivals: more than {MOST_REQUESTS:,} come; lower the rate, or the duration")
             if len(kept) < len(block) or (count is not None and len(drawn) >= count):
                 break
     return drawn
 
 
-def _instants(arrivals: OpenArrivals, seed: int, base_dir: Path) -> Iterator[_Floats]:
-    """All arrival times in seconds, a block at a time; without end, except for series and traces."""
+def _instants(
+    arrivals: OpenArrivals, seed: int, count: int | None, duration_s: float | None, base_dir: Path
+) -> Iterator[_Floats]:
+    """Arrival times in seconds, a block at a time: all, or at least the first `count` and what comes before `duration_s`."""
     if isinstance(arrivals, AllAtOnce):
         yield from cycle([np.zeros(_BLOCK)])
     elif isinstance(arrivals, FixedArrivals):
@@ -79,12 +88,20 @@ def _instants(arrivals: OpenArrivals, seed: int, base_dir: Path) -> Iterator[_Fl
     elif isinstance(arrivals, RateSeries):
         yield from _at_changing_rates(_operational(seed, arrivals.cv), _series(arrivals, base_dir))
     elif isinstance(arrivals, MarkovArrivals):
-        yield from _at_changing_rates(_operational(seed, 1.0), _states(arrivals, seed))
+        yield from _at_changing_rates(_first(count, _operational(seed, 1.0)), _states(arrivals, seed, duration_s))
     elif isinstance(arrivals, BurstArrivals):
         yield from (_between_bursts(arrivals, expected) for expected in _operational(seed, 1.0))
     else:
         cv = arrivals.cv if isinstance(arrivals, GammaArrivals) else 1.0
         yield from (expected / arrivals.rate_rps for expected in _operational(seed, cv))
+
+
+def _first(count: int | None, blocks: Iterator[_Floats]) -> Iterator[_Floats]:
+    """The first `count` of blocks without end."""
+    for block in blocks:
+        yield block[:count]
+        if count is not None and (count := count - len(block)) <= 0:
+            return
 
 
 def _operational(seed: int, cv: float) -> Iterator[_Floats]:
@@ -129,13 +146,24 @@ def _from(mean: float, times: list[float], means: list[float]) -> tuple[list[flo
     return times[first:], means[first:]
 
 
-def _states(arrivals: MarkovArrivals, seed: int) -> Iterator[tuple[float, float]]:
+def _states(arrivals: MarkovArrivals, seed: int, duration_s: float | None) -> Iterator[tuple[float, float]]:
+    """As many as somebody asks for, until `duration_s` has passed."""
     stays = stream(seed, "arrivals: stays")
     turns = stream(seed, "arrivals: states")
     state, others = 0, len(arrivals.rates_rps) - 1
-    while True:
-        yield arrivals.rates_rps[state], float(stays.standard_exponential()) * arrivals.mean_stay_s[state]
-        state = (state + 1 + int(turns.integers(0, others))) % (others + 1)
+    elapsed_s = 0.0
+    for _ in range(MOST_CHANGES // _BLOCK):
+        drawn = zip(stays.standard_exponential(_BLOCK).tolist(), turns.integers(0, others, _BLOCK).tolist(), strict=True)
+        for stay, turn in drawn:
+            stay_s = stay * arrivals.mean_stay_s[state]
+            yield arrivals.rates_rps[state], stay_s
+            elapsed_s += stay_s
+            if duration_s is not None and elapsed_s > duration_s:
+                return
+            state = (state + 1 + turn) % (others + 1)
+    raise TraceError(
+        f"workload.arrivals: {MOST_CHANGES:,} changes of state would not bring all requests; raise rates_rps or mean_stay_s"
+    )
 
 
 def _series(arrivals: RateSeries, base_dir: Path) -> Iterator[tuple[float, float]]:

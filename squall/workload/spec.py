@@ -14,6 +14,9 @@ from squall.workload.formats import FORMATS
 TRACE_FORMATS = ("auto", "servegen", *(form.name for form in FORMATS))
 """What `format` may be."""
 
+MOST_REQUESTS = 20_000_000
+"""Of a workload that is generated; it is drawn as a whole."""
+
 
 def _above_zero(table: object, *keys: str) -> None:
     for key in keys:

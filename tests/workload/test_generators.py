@@ -116,6 +116,36 @@ def test_a_state_of_rate_zero_is_silent() -> None:
     assert (gaps > 0.3).sum() > 100
 
 
+@pytest.mark.parametrize(
+    ("arrivals", "count", "duration_s"),
+    [
+        (MarkovArrivals((1e-9, 0.0), (1.0, 1.0)), 10, None),
+        (MarkovArrivals((1e-300, 0.0), (1e9, 1.0)), 1, None),
+        (MarkovArrivals((5.0, 1.0), (1e-12, 1e-12)), None, 1000.0),
+        (MarkovArrivals((5.0, 1.0), (5e-324, 5e-324)), 10, None),
+    ],
+)
+def test_hidden_states_that_would_change_for_ever_are_refused(
+    arrivals: OpenArrivals, count: int | None, duration_s: float | None
+) -> None:
+    with pytest.raises(
+        TraceError, match="2,000,000 changes of state would not bring all requests; raise rates_rps or mean_stay_s"
+    ):
+        draw_arrivals(arrivals, 1, count, duration_s)
+
+
+def test_hidden_states_are_followed_no_longer_than_they_are_needed() -> None:
+    assert draw_arrivals(MarkovArrivals((1e-12, 0.0), (1.0, 1.0)), 1, None, 1000.0) == []
+    slow = draw_arrivals(MarkovArrivals((1.0, 0.5), (0.001, 0.001)), 1, 10, None)  # 4096 of them take millions of changes
+    assert slow[-1] / SECOND == pytest.approx(10 / 0.75, rel=1)
+
+
+@pytest.mark.parametrize("arrivals", [PoissonArrivals(1e300), FixedArrivals(1e300), GammaArrivals(1.0, cv=1e9)])
+def test_more_requests_than_anybody_means_are_refused(arrivals: OpenArrivals) -> None:
+    with pytest.raises(TraceError, match="more than 20,000,000 come; lower the rate, or the duration"):
+        draw_arrivals(arrivals, 1, None, 1.0)
+
+
 def test_a_rate_series_has_its_rates_its_pauses_and_its_end() -> None:
     series = RateSeries((20.0, 0.0, 80.0), step_s=100.0, rate_scale=0.5)
     counts = np.bincount((np.array(draw_arrivals(series, 1, None, None)) / SECOND // 100).astype(int))
