@@ -39,7 +39,9 @@ def decide(
         elif state.target < before:
             state.lowered_at = now
         if state.target != before:
-            why = "; ".join(part for part in (answer.why if state.manual is None else "asked for", whys.get(role)) if part)
+            why = "; ".join(
+                part for part in (answer.why_of(role) if state.manual is None else "asked for", whys.get(role)) if part
+            )
             decided.append(Decided(role, before, state.target, why))
     return decided
 

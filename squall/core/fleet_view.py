@@ -241,10 +241,14 @@ class ScaleView(Protocol):
 
 
 class Wanted(Struct, frozen=True):
-    """A scale policy's answer: replicas of every role that it has an opinion about, and one line that says why."""
+    """A scale policy's answer: replicas of every role that it has an opinion about, and one line that says why, for all roles
+    or for each."""
 
     counts: dict[Role, int]
-    why: str
+    why: str | dict[Role, str]
+
+    def why_of(self, role: Role) -> str:
+        return self.why if isinstance(self.why, str) else self.why.get(role, "")
 
 
 class ScalePolicy(Protocol):

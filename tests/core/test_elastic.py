@@ -116,6 +116,15 @@ def test_upwards_at_once_and_then_at_most_every_tenth_of_a_second() -> None:
     assert subject.turn(4) == [Decided(BOTH, 2, 4, "turned"), StartReplica(2), StartReplica(3)]
 
 
+def test_every_role_changes_for_a_reason_of_its_own() -> None:
+    counts = {Role.PREFILL: 2, Role.DECODE: 3}
+    plan = FleetPlan({role: Bounds(1, 4, 1) for role in counts}, Slots(8, 8))
+    controller = Controller(plan, lambda _: Wanted(counts, {Role.PREFILL: "prompts wait", Role.DECODE: "KV is promised"}))
+    controller.traffic = Counts()
+    decided = [action for action in controller.handle(Woke(), 0) if isinstance(action, Decided)]
+    assert decided == [Decided(Role.PREFILL, 1, 2, "prompts wait"), Decided(Role.DECODE, 1, 3, "KV is promised")]
+
+
 def test_downwards_only_to_what_was_wanted_at_most_over_the_window() -> None:
     subject = Subject(4)
     subject.up(0, 1, 2, 3)

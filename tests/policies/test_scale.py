@@ -119,9 +119,10 @@ def test_the_published_planner_through_the_view() -> None:
     )
     wanted = PUBLISHED(view)
     assert both(wanted) == (6, 1)
-    assert (
-        wanted.why == "prefill prompts that wait: 40000 tokens, 5 to 7 wanted; decode KV to transfer: 12800 tokens, 1 to 2 wanted"
-    )
+    assert wanted.why == {
+        Role.PREFILL: "prompts that wait: 40000 tokens, 5 to 7 wanted",
+        Role.DECODE: "KV to transfer: 12800 tokens, 1 to 2 wanted",
+    }
 
 
 def _walk(policy: Blitz, tokens: int, steps: int = 200) -> list[int]:
@@ -179,8 +180,10 @@ def test_the_corrected_planner_keeps_what_arrives_busy_and_the_published_one_doe
     assert [both(Blitz()(view(rate))) for rate in (0.0, 12_000.0, 12_001.0, 60_000.0)] == [(1, 1), (1, 1), (2, 1), (5, 1)]
     assert both(Blitz()(view(10**7))) == (9, 1)  # what is slow to see is no reason to grow
     assert both(Blitz()(view(None))) == (9, 1)  # nobody knows is not none
-    assert Blitz()(view(60_000.0)).why.startswith(
-        "prefill prompts that wait: 0 tokens, 0 to 0 wanted; 60000 tokens arrive a second;"
+    assert (
+        Blitz()(view(60_000.0))
+        .why_of(Role.PREFILL)
+        .startswith("prompts that wait: 0 tokens, 0 to 0 wanted; 60000 tokens arrive a second;")
     )
     assert both(PUBLISHED(view(60_000.0))) == (8, 3)
 
@@ -294,7 +297,7 @@ def test_concurrency_panics_when_the_short_window_asks_for_twice_the_fleet() -> 
     policy = Concurrency(target=10, utilisation=0.7)
     wanted = policy(colocated(num_ready=4, unfinished=_means(21.0, 56.0)))
     assert one(wanted) == 8
-    assert wanted.why == "both: panic: 56.0 unfinished over 6 s"
+    assert wanted.why_of(Role.BOTH) == "panic: 56.0 unfinished over 6 s"
     assert one(policy(colocated(num_ready=4, unfinished=_means(21.0, 48.9)))) == 3  # 7 is less than twice 4
     assert one(policy(colocated(num_ready=4, num_coming=9, unfinished=_means(21.0, 56.0)))) == 13  # no shrinking in a panic
 
@@ -326,7 +329,7 @@ def test_utilisation_of_either_kind_makes_a_colocated_fleet_grow() -> None:
     pool = 30_000 * 64
     wanted = Utilisation(target_kv=0.8)(colocated(num_ready=2, arrived_tokens_per_s=100, num_promised_tokens=4 * pool))
     assert one(wanted) == 5
-    assert "KV 200%, target 80%" in wanted.why
+    assert wanted.why_of(Role.BOTH) == "KV 200%, target 80%"
     view = disaggregated({"num_ready": 1, "arrived_tokens_per_s": 84_000}, {"num_ready": 1, "num_promised_tokens": 2 * pool})
     assert both(Utilisation()(view)) == (10, 3)
 

@@ -117,7 +117,7 @@ class Blitz(Struct, frozen=True, tag_field="kind", tag="blitz", forbid_unknown_f
         prefill, decode = self.targets(seen, capacity, decodes)
         prefill = self._kept(prefill, view, capacity)
         counts = {Role.PREFILL: prefills + prefill.step(prefills), Role.DECODE: decodes + decode.step(decodes)}
-        return Wanted(counts, f"prefill {prefill.why}; decode {decode.why}")
+        return Wanted(counts, {Role.PREFILL: prefill.why, Role.DECODE: decode.why})
 
     def _kept(self, target: Target, view: ScaleView, capacity: Capacity) -> Target:
         """The same, but for replicas that the prompts which keep coming need; as published, these do not matter."""

@@ -51,8 +51,7 @@ class Concurrency(Struct, frozen=True, tag_field="kind", tag="concurrency", forb
 
     def __call__(self, view: ScaleView) -> Wanted:
         answers = {role: self._count(seen) for role, seen in view.roles.items()}
-        why = "; ".join(f"{role.value}: {why}" for role, (_, why) in answers.items())
-        return Wanted({role: count for role, (count, _) in answers.items()}, why)
+        return Wanted({role: count for role, (count, _) in answers.items()}, {role: why for role, (_, why) in answers.items()})
 
     def _count(self, seen: RoleView) -> tuple[int, str]:
         stable = seen.mean_unfinished(self.stable_s)

@@ -79,7 +79,7 @@ class Ttft(Struct, frozen=True, tag_field="kind", tag="ttft", forbid_unknown_fie
             Role.PREFILL: _between(present(prefill), fewest, most),
             Role.DECODE: _between(present(decode), kv_fewest, kv_most),
         }
-        return Wanted(counts, f"prefill: {why}; decode: {kv_why}")
+        return Wanted(counts, {Role.PREFILL: why, Role.DECODE: kv_why})
 
     def _for_prompts(self, prefill: RoleView, capacity: Capacity, now: Nanos) -> tuple[int, str]:
         """The fewest replicas that keep the first token in time."""

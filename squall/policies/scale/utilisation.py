@@ -42,16 +42,15 @@ class Utilisation(Struct, frozen=True, tag_field="kind", tag="utilisation", forb
         if capacity is None or not is_known(capacity):
             return stay(view, "nobody knows what one replica can do")
         kv = kv_tokens(view) / capacity.num_blocks / capacity.block_size
-        counts, whys = {}, []
+        counts, whys = {}, {}
         for role, seen in view.roles.items():
             asked = []
             if role is not Role.DECODE:
                 asked.append(self._asked(seen, self._compute(seen, capacity), self.target_compute, "compute"))
             if role is not Role.PREFILL:
                 asked.append(self._asked(seen, kv, self.target_kv, "KV"))
-            counts[role], why = max(asked)
-            whys.append(f"{role.value}: {why}")
-        return Wanted(counts, "; ".join(whys))
+            counts[role], whys[role] = max(asked)
+        return Wanted(counts, whys)
 
     def _compute(self, seen: RoleView, capacity: Capacity) -> float | None:
         arriving = seen.arrived_tokens_per_s
