@@ -180,11 +180,8 @@ def test_the_corrected_planner_keeps_what_arrives_busy_and_the_published_one_doe
     assert [both(Blitz()(view(rate))) for rate in (0.0, 12_000.0, 12_001.0, 60_000.0)] == [(1, 1), (1, 1), (2, 1), (5, 1)]
     assert both(Blitz()(view(10**7))) == (9, 1)  # what is slow to see is no reason to grow
     assert both(Blitz()(view(None))) == (9, 1)  # nobody knows is not none
-    assert (
-        Blitz()(view(60_000.0))
-        .why_of(Role.PREFILL)
-        .startswith("prompts that wait: 0 tokens, 0 to 0 wanted; 60000 tokens arrive a second;")
-    )
+    asks = "prompts that wait: 0 tokens, 0 to 0 wanted; 60000 tokens arrive a second"
+    assert Blitz()(view(60_000.0)).why_of(Role.PREFILL) == asks
     assert both(PUBLISHED(view(60_000.0))) == (8, 3)
 
 
