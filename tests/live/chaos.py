@@ -1,10 +1,11 @@
 """Runs at random of real replicas in one process, with a tiny model: whatever comes, goes or breaks down, no token changes.
 
-    python -m tests.live.chaos [--runs N] [--first-seed N]
+    python -m tests.live.chaos [--runs N] [--first-seed N] [--smollm2]
 
 A run is told by its seed alone: fleet, links, requests, wishes, who breaks down and when. Each request's tokens are compared with
 what one replica says that nobody disturbs; a greedy one may differ where the two best logarithms of probabilities lie within
-1e-4, which is counted. The event log has to lead to the same actions again. Knows no machine's insides.
+1e-4, which is counted. The event log has to lead to the same actions again. With --smollm2 the model is the embedded one, links
+are as much faster as it is larger, and what happens takes longer. Knows no machine's insides.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from squall.core.types import ROUTER, Role
 from squall.eventlog import read
 from squall.live.engine.interface import Sampling, TokenOut
 from squall.live.head import Head
+from squall.live.models import find
 from squall.twin.observe import observe
 from tests.live.checkpoints import VOCABULARY, write_checkpoint
 from tests.live.in_process import idle, in_process
@@ -39,6 +41,29 @@ NEAR = 1e-4
 """Two best tokens are as good as each other where their logarithms differ by less."""
 PATIENCE_S = 60.0
 POOL = 48
+
+
+class Subject(Struct, frozen=True):
+    """Whom we try.
+
+    Attributes:
+        model: its checkpoint.
+        vocabulary: tokens that prompts are made of.
+        stop: what some answers stop at.
+        links: so many times as fast as for the tiny model.
+        pace: so many times as long as with the tiny model everything takes.
+    """
+
+    model: Path
+    vocabulary: int = VOCABULARY - 1
+    stop: str = "w7"
+    links: float = 1.0
+    pace: float = 1.0
+
+    @classmethod
+    def smollm2(cls) -> Subject:
+        """The embedded model. Raises ModelError where it was not pulled."""
+        return cls(find("smollm2"), vocabulary=49_000, stop=" a", links=60.0, pace=10.0)
 
 
 class Asked(Struct, frozen=True):
@@ -71,13 +96,13 @@ class Case(Struct, frozen=True):
     asked: tuple[int, ...]
 
 
-def pool(count: int = POOL) -> list[Asked]:
+def pool(subject: Subject, count: int = POOL) -> list[Asked]:
     """Requests of all kinds, the same at every call."""
     dice = Random(1)
     found = []
     for at in range(count):
-        prompt = tuple(dice.randrange(VOCABULARY - 1) for _ in range(dice.choice([3, 17, 40, 75, 130])))
-        stop = ("w7",) if at % 5 == 0 else ()
+        prompt = tuple(dice.randrange(subject.vocabulary) for _ in range(dice.choice([3, 17, 40, 75, 130])))
+        stop = (subject.stop,) if at % 5 == 0 else ()
         sampling = Sampling(max_tokens=dice.randint(1, 40), temperature=0.0, logprobs=2, ignore_eos=at % 3 > 0, stop=stop)
         if at % 2:
             sampling = Sampling(dice.randint(1, 40), 1.0, seed=at, top_p=0.9 if at % 4 == 1 else 1.0, stop=stop,
@@ -86,12 +111,13 @@ def pool(count: int = POOL) -> list[Asked]:
     return found
 
 
-def case(seed: int) -> Case:
+def case(seed: int, links: float = 1.0) -> Case:
     """Colocated fleets, some of which move what they decode, and disaggregated ones."""
     dice = Random(seed)
     settings = [f"batching.max_num_batched_tokens={dice.choice([24, 48, 96, 512])}",
                 f"batching.max_num_seqs={dice.choice([4, 12, 24])}",
-                f"batching.prefix_cache={dice.choice(['true', 'false'])}", f"serve.link_gbps={dice.choice([0.05, 0.2, 1.0])}",
+                f"batching.prefix_cache={dice.choice(['true', 'false'])}",
+                f"serve.link_gbps={links * dice.choice([0.05, 0.2, 1.0]):g}",
                 f"load={dice.choice(LOADS)}", f"fleet.drain={dice.choice(['wait', 'move'])}"]  # fmt: skip
     roles = [Role.BOTH] if dice.random() < 0.6 else [Role.PREFILL, Role.DECODE]
     settings += (
@@ -105,8 +131,8 @@ def case(seed: int) -> Case:
     return Case(tuple(settings), tuple(wishes), tuple(sorted(breaks)), tuple(dice.choices(range(POOL), k=dice.randint(6, 24))))
 
 
-def serving(model: Path, log: Path, settings: Sequence[str]) -> AbstractAsyncContextManager[tuple[Head, Here]]:
-    return in_process(log, f"model.name={model}", *SHAPE, *settings)
+def serving(subject: Subject, log: Path, settings: Sequence[str]) -> AbstractAsyncContextManager[tuple[Head, Here]]:
+    return in_process(log, f"model.name={subject.model}", *SHAPE, *settings)
 
 
 def said(outs: Sequence[TokenOut]) -> Said:
@@ -114,9 +140,9 @@ def said(outs: Sequence[TokenOut]) -> Said:
     return Said(tuple(out.token for out in outs), tuple(first - second for first, second, *_ in best))
 
 
-async def undisturbed(model: Path, folder: Path, asked: Sequence[Asked]) -> list[Said]:
+async def undisturbed(subject: Subject, folder: Path, asked: Sequence[Asked]) -> list[Said]:
     """What one replica says."""
-    async with serving(model, folder / "alone.jsonl.zst", ("fleet.replicas=1",)) as (head, _):
+    async with serving(subject, folder / "alone.jsonl.zst", ("fleet.replicas=1",)) as (head, _):
         return [said(await all_of(head.submit(each.prompt, each.sampling))) for each in asked]
 
 
@@ -131,13 +157,13 @@ def difference(found: Said, right: Said) -> str | None:
     return f"token {at} of {len(right.tokens)} differs: {found.tokens[at : at + 3]} instead of {right.tokens[at : at + 3]}"
 
 
-async def disturb(head: Head, here: Here, case: Case) -> None:
+async def disturb(head: Head, here: Here, case: Case, pace: float) -> None:
     """All that is to happen, at its time."""
     began = asyncio.get_running_loop().time()
     wishes: list[tuple[float, Role | None, int]] = [*case.wishes]
     breaks: list[tuple[float, Role | None, int]] = [(after, None, replica) for after, replica in case.breaks]
     for after, role, number in sorted(wishes + breaks, key=lambda item: item[0]):
-        await asyncio.sleep(max(0.0, began + after - asyncio.get_running_loop().time()))
+        await asyncio.sleep(max(0.0, began + after * pace - asyncio.get_running_loop().time()))
         if role is not None:
             head.want(role, number)
         elif number in here.workers:
@@ -145,17 +171,17 @@ async def disturb(head: Head, here: Here, case: Case) -> None:
 
 
 async def play(
-    case: Case, model: Path, log: Path, asked: Sequence[Asked], right: Sequence[Said]
+    case: Case, subject: Subject, log: Path, asked: Sequence[Asked], right: Sequence[Said]
 ) -> tuple[Counter[str], list[str]]:
     """What happened, and what was wrong."""
     dice = Random(len(case.asked))
-    async with serving(model, log, case.settings) as (head, here):
-        disturbing = asyncio.create_task(disturb(head, here, case))
+    async with serving(subject, log, case.settings) as (head, here):
+        disturbing = asyncio.create_task(disturb(head, here, case, subject.pace))
         streams = []
         for number in case.asked:
             streams.append(head.submit(asked[number].prompt, asked[number].sampling))
             if dice.random() < 0.3:
-                await asyncio.sleep(dice.uniform(0, 0.1))
+                await asyncio.sleep(dice.uniform(0, 0.1) * subject.pace)
         answers = await asyncio.gather(*map(all_of, streams))
         await disturbing
         await idle(head)
@@ -171,18 +197,19 @@ async def play(
     return Counter(counted), wrong
 
 
-async def tally(runs: int, first_seed: int) -> tuple[Counter[str], list[str]]:
-    """So many runs; what happened in all of them, and what was wrong, with the seed."""
+async def tally(runs: int, first_seed: int, subject: Subject | None = None) -> tuple[Counter[str], list[str]]:
+    """So many runs, of the tiny model by default; what happened in all of them, and what was wrong, with the seed."""
     total: Counter[str] = Counter()
     broken: list[str] = []
     with TemporaryDirectory() as folder:
-        model, asked = write_checkpoint(Path(folder) / "tiny"), pool()
-        right = await undisturbed(model, Path(folder), asked)
+        subject = subject or Subject(write_checkpoint(Path(folder) / "tiny"))
+        asked = pool(subject)
+        right = await undisturbed(subject, Path(folder), asked)
         for seed in range(first_seed, first_seed + runs):
             log = Path(folder) / f"{seed}.jsonl.zst"
             try:
-                async with asyncio.timeout(PATIENCE_S):
-                    counted, wrong = await play(case(seed), model, log, asked, right)
+                async with asyncio.timeout(PATIENCE_S * subject.pace):
+                    counted, wrong = await play(case(seed, subject.links), subject, log, asked, right)
                 total += counted
             except Exception as error:
                 wrong = [f"{type(error).__name__}: {error}"]
@@ -195,9 +222,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=int, default=1_000)
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--smollm2", action="store_true", help="the embedded model instead of a tiny one")
     asked = parser.parse_args()
     began = time.perf_counter()
-    total, broken = asyncio.run(tally(asked.runs, asked.first_seed))
+    total, broken = asyncio.run(tally(asked.runs, asked.first_seed, Subject.smollm2() if asked.smollm2 else None))
     told = ", ".join(f"{count:,} {what}" for what, count in total.items())
     sys.stdout.write(f"{asked.runs:,} runs: {told}; {len(broken)} wrong; {time.perf_counter() - began:.0f} s\n")
     sys.stdout.write("".join(f"{line}\n" for line in broken))

@@ -33,7 +33,7 @@ class Here:
     def __init__(self, make: Callable[[ReplicaId], Host]) -> None:
         self.make = make
         self.hosts: dict[ReplicaId, Host] = {}
-        self.workers: dict[ReplicaId, tuple[Worker, asyncio.Task[None], str]] = {}
+        self.workers: dict[ReplicaId, tuple[Worker, asyncio.Task[None], asyncio.Future[str]]] = {}
         self.num_starts = 0
 
     async def start(self, replica: ReplicaId) -> str:
@@ -41,10 +41,9 @@ class Here:
         host = self.hosts[replica] = self.make(replica)
         worker = Worker([host], 5.0, 60.0)
         listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        heard = lambda address: None if listening.done() else listening.set_result(address)  # noqa: E731 - who asked may have gone
-        running = asyncio.create_task(worker.serve("127.0.0.1:0", heard))
-        self.workers[replica] = (worker, running, await listening)
-        return listening.result()
+        running = asyncio.create_task(worker.serve("127.0.0.1:0", listening.set_result))
+        self.workers[replica] = (worker, running, listening)  # whoever asked may go before it listens: it is stopped all the same
+        return await asyncio.shield(listening)
 
     async def stop(self, replica: ReplicaId) -> None:
         if (entry := self.workers.pop(replica, None)) is not None:
@@ -53,7 +52,7 @@ class Here:
 
     async def kill(self, address: str) -> None:
         for replica, entry in list(self.workers.items()):
-            if entry[2] == address:
+            if entry[2].done() and entry[2].result() == address:
                 await self.stop(replica)
 
     async def close(self) -> None:
