@@ -385,7 +385,7 @@ def _make_paths_absolute(tree: dict[str, Any], base: Path) -> None:
     for name, value in tree.items():
         if isinstance(value, dict):
             _make_paths_absolute(value, base)
-        elif name == "path" and isinstance(value, str):
+        elif name in ("path", "state") and isinstance(value, str):
             tree[name] = str(base / os.path.expanduser(value))  # pathlib's raises where there is no such user
     model = tree.get("model")
     if isinstance(model, dict) and isinstance(model.get("name"), str):

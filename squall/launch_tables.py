@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta, Struct
 
-from squall.quantities import Count, NotNegative
+from squall.quantities import Count, NotNegative, Seconds
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +42,9 @@ class Launcher(Struct, frozen=True, forbid_unknown_fields=True):
         address: of "ray": of the cluster; Ray looks for one when None.
         warm: processes of replicas that are off which stand ready (of "hosts": on each): libraries imported, engine built, no
             weights. One that a replica leaves is kept. Not of "ray".
+        state: of "local": a folder of this fleet alone. Workers then outlive a head that is killed, and the next head of the same
+            configuration takes them over with the weights that they have. On Linux.
+        outlive_s: how long they wait for it.
     """
 
     kind: Literal["local", "hosts", "ray"] = "local"
@@ -52,6 +55,8 @@ class Launcher(Struct, frozen=True, forbid_unknown_fields=True):
     python: str = "python3"
     address: str | None = None
     warm: NotNegative = 0
+    state: str | None = None
+    outlive_s: Seconds = 60.0
 
     def slots_per_host(self, gpus: Count) -> int:
         """Replicas of so many devices that each host has place for."""
@@ -65,6 +70,10 @@ class _Fleet(Protocol):
 
 def launcher_mistake(launcher: Launcher, fleet: _Fleet, gpus: int) -> str | None:
     """What cannot be meant: the key, what is wrong and what would be right. `gpus` is what a replica takes."""
+    if launcher.kind != "local" and launcher.state is not None:
+        return (
+            f"launcher.state means nothing where launcher.kind = {launcher.kind!r}: only workers of this machine outlive a head"
+        )
     if launcher.kind == "ray" and launcher.warm:
         return 'launcher.warm means nothing where launcher.kind = "ray": an actor that waits would hold its resources'
     if launcher.kind != "hosts":

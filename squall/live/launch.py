@@ -1,6 +1,7 @@
 """Starts and ends worker processes on this machine. Knows processes, not what they compute and not what is said to them.
 
-A worker cannot outlive its head: it watches its standard input, whose other end closes with us, however we die.
+A worker watches its standard input, whose other end closes with us, however we die. It ends with it; where there is an `Estate`,
+only after a while, in which another head may take it over.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from msgspec import Struct
 
 from squall.core.types import ReplicaId
 from squall.errors import ConfigError, ReplicaFailed, SquallError
+from squall.live.estate import Estate, Survivor
 
 START_TIMEOUT_S = 120.0
 """Importing torch from a cold, slow disk is the longest part."""
@@ -116,27 +118,34 @@ class LocalLauncher:
         token: the secret, where it is known elsewhere, too.
         places: of replicas that are not just anywhere on this machine.
         warm: processes of groups of which none is wanted that stand ready: one that a replica leaves is kept, others are started.
+        estate: workers outlive us, and those that an earlier head left are taken over, unless `token` is another one.
     """
 
     def __init__(
         self, config: Path, logs: Path, groups: Sequence[Sequence[ReplicaId]], extra: Sequence[str] = (),
-        token: str | None = None, places: Sequence[Place] = (), warm: int = 0,
+        token: str | None = None, places: Sequence[Place] = (), warm: int = 0, estate: Estate | None = None,
     ) -> None:  # fmt: skip
         self._config = config
         self._logs = logs
         self._groups = [tuple(group) for group in groups]
         self._extra = (*extra, "--grace-s", "inf") if warm else tuple(extra)
         self._warm = warm
-        self._token = token or secrets.token_hex(32)
+        self._estate = estate
+        self.token = token or (estate.token if estate is not None else secrets.token_hex(32))
         self._places = {place.replica: place for place in places}
         self._workers: dict[tuple[ReplicaId, ...], _Worker] = {}
+        if estate is not None:
+            self._extra = (*self._extra, "--outlive-s", f"{estate.outlive_s:g}")
+            for survivor in estate.survivors:
+                self._take_over(survivor)
         self._wanted: set[ReplicaId] = set()
         self._filling: asyncio.TimerHandle | None = None
 
     def prepare(self, replicas: Iterable[ReplicaId]) -> None:
         """Start the processes of these replicas now, so that they import their libraries while we import ours."""
         for group in dict.fromkeys(self._group(replica) for replica in replicas):
-            self._workers[group] = self._spawn(group)
+            if group not in self._workers:
+                self._workers[group] = self._spawn(group)
 
     def attend(self) -> None:
         """Keep as many processes warm as there should be, a moment after each change: who comes up now needs the cores."""
@@ -161,12 +170,14 @@ class LocalLauncher:
         self._wanted.add(replica)
         self.attend()
         try:
-            return (await worker.greeting()).address
+            address = (await worker.greeting()).address
         except SquallError:
             if self._workers.get(group) is worker:
                 del self._workers[group]
             await worker.end(at_once=True)
             raise
+        self._note()
+        return address
 
     async def stop(self, replica: ReplicaId) -> None:
         self._wanted.discard(replica)
@@ -220,6 +231,23 @@ class LocalLauncher:
                 with contextlib.suppress(OSError):  # whoever wants it will see
                     self._workers[group] = self._spawn(group)
 
+    def _take_over(self, survivor: Survivor) -> None:
+        group = survivor.left.replicas
+        if group in self._groups and group not in self._workers:
+            greeting = Greeting(survivor.left.address, group)
+            self._workers[group] = _Worker(survivor, self._log(group), greeting)
+        else:
+            survivor.terminate()
+
+    def _note(self) -> None:
+        """Let another head find those who listen now."""
+        if self._estate is not None:
+            workers = ((group, worker) for group, worker in self._workers.items() if worker.process.poll() is None)
+            self._estate.note({worker.process.pid: (worker.address, group) for group, worker in workers if worker.address})
+
+    def _log(self, group: tuple[ReplicaId, ...]) -> Path:
+        return self._logs / f"worker-{group[0]}.log"
+
     def pid(self, replica: ReplicaId) -> int | None:
         """The process that hosts `replica`, if there is one."""
         worker = self._workers.get(self._group(replica))
@@ -229,7 +257,7 @@ class LocalLauncher:
         return next(group for group in self._groups if replica in group)
 
     def _spawn(self, group: tuple[ReplicaId, ...]) -> _Worker:
-        log = self._logs / f"worker-{group[0]}.log"
+        log = self._log(group)
         place = self._places.get(group[0], Place(group[0]))
         replicas = ",".join(map(str, group))
         command = [sys.executable, "-m", "squall.live.worker", "--config", str(self._config), "--logs", str(self._logs)]
@@ -244,27 +272,32 @@ class LocalLauncher:
             )
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended already, and its greeting will say so
-            process.stdin.write(f"{self._token}\n".encode())
+            process.stdin.write(f"{self.token}\n".encode())
             process.stdin.flush()
         return _Worker(process, log)
 
 
 class _Worker:
-    """One worker process."""
+    """One worker process. One that was taken over has been heard, by another head."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | Survivor, log: Path, heard: Greeting | None = None) -> None:
         self.process = process
         self._log = log
+        self._heard = heard
         self._greeting: asyncio.Task[Greeting] | None = None
 
     @property
     def address(self) -> str | None:
         """None until it listens."""
+        if self._heard is not None:
+            return self._heard.address
         greeting = self._greeting
         return greeting.result().address if greeting is not None and greeting.done() and greeting.exception() is None else None
 
     async def greeting(self) -> Greeting:
         """What it said when it came up, however often that is asked. Raises as `Launcher.start`."""
+        if self._heard is not None:
+            return self._heard
         if self._greeting is None:
             self._greeting = asyncio.create_task(self._read_greeting())
         return await asyncio.shield(self._greeting)
@@ -312,7 +345,7 @@ class _Worker:
         return (self._log.read_text(errors="replace").strip().splitlines() or [""])[-1]
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes] | Survivor) -> None:
     """The process leads a group of its own; whatever it started goes with it."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

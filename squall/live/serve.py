@@ -17,12 +17,16 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
+from squall import __version__
 from squall import config as configuration
 from squall.config import Config
 from squall.core.fleet_plan import FleetPlan
 from squall.core.swap import host_blocks_of
 from squall.errors import ConfigError, ModelError, SquallError
 from squall.eventlog import open_log, write_merged
+from squall.live.estate import Estate
 from squall.live.launch import FleetLauncher, LocalLauncher
 from squall.live.loop import run
 from squall.live.plan import served_plan
@@ -63,10 +67,14 @@ def serve(config: Config, directory: Path, say: Say) -> None:
     began = monotonic()
     model = served_model(config)
     plan = _plan(config, model)
-    with contextlib.closing(_listen(config.serve.host, config.serve.port)) as listener:
+    with contextlib.ExitStack() as held:
+        listener = held.enter_context(contextlib.closing(_listen(config.serve.host, config.serve.port)))
+        estate = _estate(config, say)
+        if estate is not None:
+            held.enter_context(estate)
         logs = _make(directory, config)
         try:
-            launcher = _launcher(config, directory, logs, plan, say)
+            launcher = _launcher(config, directory, logs, plan, say, estate)
         except SquallError:
             shutil.rmtree(directory, ignore_errors=True)  # nothing has run yet
             raise
@@ -127,7 +135,21 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _launcher(config: Config, directory: Path, logs: Path, plan: FleetPlan, say: Say) -> FleetLauncher:
+def _estate(config: Config, say: Say) -> Estate | None:
+    """What an earlier head has left, and we may leave."""
+    table = config.launcher
+    if table.state is None:
+        return None
+    same = configuration.dumps(replace(config, run=replace(config.run, out=None)))  # whatever folder this run writes
+    estate = Estate(Path(table.state), f"{__version__}\n{same}", table.outlive_s, say)
+    if estate.survivors:
+        say(f"{len(estate.survivors)} workers of an earlier head run on: they are taken over")
+    return estate
+
+
+def _launcher(
+    config: Config, directory: Path, logs: Path, plan: FleetPlan, say: Say, estate: Estate | None = None
+) -> FleetLauncher:
     """A process for each replica that there may be. Emulated ones share one: they sleep nearly all the time."""
     table, gpus, shared = config.launcher, config.replica.tp * config.replica.pp, config.serve.engine == "emulated"
     if table.kind == "hosts":
@@ -141,7 +163,7 @@ def _launcher(config: Config, directory: Path, logs: Path, plan: FleetPlan, say:
         return RayLauncher(table, configuration.dumps(config), gpus, on_gpu=on_gpu)
     replicas = range(plan.slots.num)
     groups = [tuple(replicas)] if shared else [(replica,) for replica in replicas]
-    return LocalLauncher(directory / "config.toml", logs, groups, warm=table.warm)
+    return LocalLauncher(directory / "config.toml", logs, groups, warm=table.warm, estate=estate)
 
 
 def _plan(config: Config, model: ServedModel) -> FleetPlan:

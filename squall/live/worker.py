@@ -60,13 +60,14 @@ class Worker:
 
     Attributes:
         orphaned: the process that started us is gone.
+        grace_s: as given; may change at any time.
     """
 
     def __init__(self, hosts: Sequence[Host], drain_timeout_s: float, grace_s: float) -> None:
         self.orphaned = False
         self._hosts = {host.replica: host for host in hosts}
         self._drain_timeout_s = drain_timeout_s
-        self._grace_s = grace_s
+        self.grace_s = grace_s
         self._health = health.HealthServicer()
         self._end = asyncio.Event()
         self._at_once = False
@@ -152,11 +153,11 @@ class Worker:
         """End when no head has wanted us for too long."""
         alone_since = time.monotonic()
         while True:
-            await asyncio.sleep(min(1.0, self._grace_s / 4))
+            await asyncio.sleep(min(1.0, self.grace_s / 4))
             if any(host.session for host in self._hosts.values()):
                 alone_since = time.monotonic()
-            elif time.monotonic() - alone_since > self._grace_s:
-                print(f"no head for {self._grace_s:g} s", file=sys.stderr)  # noqa: T201
+            elif time.monotonic() - alone_since > self.grace_s:
+                print(f"no head for {self.grace_s:g} s", file=sys.stderr)  # noqa: T201
                 self.end()
 
     async def _finish_requests(self) -> None:
@@ -219,7 +220,7 @@ async def _main(given: argparse.Namespace, hosts: Sequence[Host], config: Config
     loop.add_signal_handler(signal.SIGTERM, worker.end)
     loop.set_exception_handler(lambda loop, context: _bug(loop, context, worker))
     if given.with_parent:
-        threading.Thread(target=_watch_parent, args=(loop, worker), daemon=True).start()
+        threading.Thread(target=_watch_parent, args=(loop, worker, given.outlive_s), daemon=True).start()
 
     def greet(address: str) -> None:
         print(json.dumps({"address": address, "replicas": given.replicas}), flush=True)  # noqa: T201
@@ -252,11 +253,14 @@ def _bug(loop: asyncio.AbstractEventLoop, context: dict[str, Any], worker: Worke
     worker.end(at_once=True)
 
 
-def _watch_parent(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
-    """Standard input ends when the head does, however it does."""
+def _watch_parent(loop: asyncio.AbstractEventLoop, worker: Worker, outlive_s: float) -> None:
+    """Standard input ends when the head does, however it does. Another one may come within `outlive_s`."""
     while os.read(sys.stdin.fileno(), 4096):
         pass
     worker.orphaned = True
+    if outlive_s:
+        worker.grace_s = outlive_s
+        return
     loop.call_soon_threadsafe(lambda: worker.end(at_once=True))
     time.sleep(EXIT_S)
     os._exit(1)
@@ -274,6 +278,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--grace-s", type=float, default=GRACE_S, help="seconds to wait without a head")
     parser.add_argument("--logs", type=Path, default=Path(), help="directory for the event log")
     parser.add_argument("--with-parent", action="store_true", help="end when standard input does")
+    parser.add_argument("--outlive-s", type=float, default=0.0, help="with --with-parent: seconds to wait for another head then")
     return parser.parse_args(arguments)
 
 
