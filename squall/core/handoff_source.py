@@ -187,9 +187,8 @@ class HandoffSource:
         return self._stay([held for held in found if held.whole and not held.is_asked_for])
 
     def keep_all(self) -> list[AnyAction]:
-        """Whoever is not asked for decodes here, without a copy, since the replica decodes from now on."""
-        here = self.held.values()
-        return self._stay([held for held in here if held.whole and not held.is_asked_for and not held.gone])
+        """The replica decodes from now on: what is here needs no copy, nor another way where the one that it is on fails."""
+        return self.keep(tuple(self.held))
 
     def _stay(self, some: list[HeldWork]) -> list[AnyAction]:
         if not some:

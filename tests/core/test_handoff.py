@@ -147,6 +147,19 @@ def test_a_change_of_role_turns_what_nobody_asked_for_into_decodes_without_a_cop
     assert machine.handle(KvSent(1, D), 0) == [Send(D, KvArrived(1, 0, 0)), Cut(run.run)]
 
 
+def test_what_was_on_its_way_at_a_change_of_role_decodes_where_it_is_when_it_does_not_arrive() -> None:
+    """Nobody would ask for it again where the replica is the only one left that decodes."""
+    machine = source()
+    prefill(machine, 0, 1)
+    for id in (0, 1):
+        machine.handle(KvWanted(id, D), 0)
+    machine.handle(Cancelled(1), 0)
+    assert machine.handle(RoleChanged(P, Role.DECODE), 0) == []
+    assert machine.handle(KvFailed(0, D), 0) == [Send(D, KvFailed(0, D)), Send(ROUTER, Kept(P, (0,)))]
+    assert machine.handle(KvFailed(1, D), 0) == [Send(D, KvFailed(1, D))]
+    assert Join((0,), 0) in machine.handle(Woke(), 0)
+
+
 def test_who_is_asked_whether_it_holds_something_keeps_it_or_says_no() -> None:
     machine = source()
     prefill(machine, 0)
