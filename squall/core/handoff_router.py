@@ -400,5 +400,5 @@ class HandoffRouter(Router):
             return self._begin_again(entry, backend.replica, now) if target is None else [dropped(request, target, backend)]
         return []
 
-    def _fleet_changed(self) -> list[AnyAction]:
-        return super()._fleet_changed() + self._settle_handoffs()
+    def _fleet_changed(self, came: Backend | None = None) -> list[AnyAction]:
+        return super()._fleet_changed(came) + self._settle_handoffs()

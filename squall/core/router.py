@@ -250,7 +250,7 @@ class Router:
             self._pairs.begin(self._backends.get(event.partner))
         backend.open = True
         backend.index.add(backend)
-        return self._fleet_changed()
+        return self._fleet_changed(backend)
 
     def _place(self, _role: Role) -> tuple[Demand, Ranked | Chosen]:
         """Where replicas of the role are counted and found."""
@@ -320,13 +320,21 @@ class Router:
         times = "once" if len(entry.lost_by) == 1 else f"{len(entry.lost_by)} times"
         return [self._reject(entry, Rejection.LOST, f"lost its replica {times}", MIN_WAIT_S)]
 
-    def _fleet_changed(self) -> list[AnyAction]:
-        """Measure the KV pools of the replicas that take requests, and judge by them what waits."""
-        pools = [backend.capacity for backend in self._index.replicas]
-        self._smallest = min(pools, default=0)
-        self._largest = max(pools, default=0)
+    def _fleet_changed(self, came: Backend | None = None) -> list[AnyAction]:
+        """Measure the KV pools of the replicas that take requests, and judge by them what waits.
+
+        Where all that has changed is that `came` takes requests, too, no other pool is looked at: fleets of a thousand begin so.
+        """
+        replicas = self._index.replicas
+        if came is not None and came.index is self._index and len(replicas) > 1:
+            self._smallest = min(self._smallest, came.capacity)
+            self._largest = max(self._largest, came.capacity)
+        else:
+            pools = [backend.capacity for backend in replicas]
+            self._smallest = min(pools, default=0)
+            self._largest = max(pools, default=0)
         self._largest_ever = max(self._largest, self._largest_ever)
-        too_large = [entry for entry in self._queue.values() if entry.num_tokens > self._largest] if pools else []
+        too_large = [entry for entry in self._queue.values() if entry.num_tokens > self._largest] if replicas else []
         refused: list[AnyAction] = [self._too_large(entry) for entry in too_large]
         for entry in too_large:
             self._forget(entry, "rejected")
