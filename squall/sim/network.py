@@ -32,7 +32,7 @@ class Network:
 
     Args:
         links: bytes a second of each; less than one is none.
-        record: keep for each link how its rate changed.
+        record: keep for each link what it carried, and how its rate changed.
     """
 
     __slots__ = ("_arrived", "_flows", "_heap", "_links", "_now", "_num_broken", "_number", "_paths", "_record")
@@ -78,7 +78,7 @@ class Network:
         return None if at is None else max(at, self._now)
 
     def moved(self, link: str) -> int:
-        """Nanobytes that the link has carried until now."""
+        """Nanobytes that the link has carried until now, where that is recorded."""
         known = self._links[link]
         return known.moved + known.rate * (self._now - known.at)
 
@@ -185,13 +185,14 @@ class Network:
             self._open(flow)
             return
         flow.settle(self._now)
-        while flow.reached < len(flow.targets) and flow.moved >= flow.targets[flow.reached]:
-            target = flow.targets[flow.reached]
+        targets, last = flow.targets, len(flow.targets) - 1
+        while flow.moved >= (target := targets[flow.reached]):
+            ended = flow.reached == last
+            self._arrived.append(Arrived(self._now, flow.id, target // NANO, ended))
+            if ended:
+                self._close(flow)
+                return
             flow.reached += 1
-            self._arrived.append(Arrived(self._now, flow.id, target // NANO, flow.reached == len(flow.targets)))
-        if flow.reached == len(flow.targets):
-            self._close(flow)
-            return
         upstream = flow.upstream
         if upstream is not None and not flow.tied and flow.rate > upstream.rate:
             upstream.settle(self._now)
@@ -214,17 +215,22 @@ class Network:
         """It takes its place on its links."""
         flow.started = True
         flow.at = self._now
+        flow.due = None
         if flow.upstream is not None:
             flow.upstream.settle(self._now)
             flow.tied = flow.upstream.moved <= flow.lag
+        narrow, own = flow.tied, flow.narrowest
         for link in flow.path:
             link.flows[flow] = None
-            link.demand += flow.narrowest
-        if flow.tied or is_narrow(flow.path):
+            link.demand = demand = link.demand + own
+            if demand > link.bandwidth:
+                narrow = True
+        if narrow:
             self._share(self._concerned((flow,)))
             return
         flow.rate = flow.narrowest  # what most flows of a calm network get, at the least cost
-        self._add_rate(flow.path, flow.rate)
+        if self._record:
+            self._add_rate(flow.path, flow.rate)
         self._schedule(flow)
         for follower in flow.followers:
             self._schedule(follower)
@@ -241,24 +247,28 @@ class Network:
             if flow.followers or is_narrow(flow.path):
                 concerned = self._concerned((flow,))
                 del concerned[flow]
-            self._add_rate(flow.path, -flow.rate)
             for link in flow.path:
                 del link.flows[flow]
                 link.demand -= flow.narrowest
-                link.moved -= beyond
+            if self._record:
+                self._add_rate(flow.path, -flow.rate)
+                for link in flow.path:
+                    link.moved -= beyond
         flow.due = None
         flow.rate = 0
         del self._flows[flow.id]
         for follower in flow.followers:
             follower.upstream = None
             follower.tied = False
+        opened = False
         for follower in flow.followers:
             if not follower.started:
                 self._open(follower)  # the upstream had less than a chunk
+                opened = True
             elif follower not in concerned:
                 self._schedule(follower)
         if concerned:
-            self._share(self._concerned(concerned))
+            self._share(self._concerned(concerned) if opened else concerned)  # with one flow less nobody else is concerned
         return flow.moved
 
     # -- shares
@@ -276,10 +286,11 @@ class Network:
                         if other not in found:
                             found[other] = None
                             queue.append(other)
-            for follower in flow.followers:
-                if follower.tied and follower not in found:
-                    found[follower] = None
-                    queue.append(follower)
+            if flow.followers:
+                for follower in flow.followers:
+                    if follower.tied and follower not in found:
+                        found[follower] = None
+                        queue.append(follower)
             if flow.tied and flow.upstream is not None and flow.upstream not in found:
                 found[flow.upstream] = None
                 queue.append(flow.upstream)
@@ -287,13 +298,19 @@ class Network:
 
     def _share(self, flows: dict[Flow, None]) -> None:
         """Set the rates of `flows`, a closed set: nobody else shares a narrow link with them."""
-        rates = fair_rates(flows)
+        now, rates = self._now, fair_rates(flows)
+        changed: list[Flow] = []
         for flow, rate in rates.items():
             if rate != flow.rate:
-                flow.settle(self._now)
-                self._add_rate(flow.path, rate - flow.rate)
+                flow.moved += flow.rate * (now - flow.at)
+                flow.at = now
+                if self._record:
+                    self._add_rate(flow.path, rate - flow.rate)
                 flow.rate = rate
-        for flow in rates:
+                changed.append(flow)
+            elif flow.upstream is not None:
+                changed.append(flow)  # with the rate of what it follows
+        for flow in changed:
             if flow.tied and flow.upstream is not None and flow.rate < flow.upstream.rate:
                 flow.tied = False  # it falls behind, and may be faster for a while afterwards
             self._schedule(flow)
@@ -302,13 +319,12 @@ class Network:
                     self._schedule(follower)
 
     def _add_rate(self, path: tuple[Link, ...], rate: int) -> None:
+        """For the record."""
         now = self._now
         for link in path:
             link.moved += link.rate * (now - link.at)
             link.at = now
             link.rate += rate
-        if self._record:
-            for link in path:
-                if link.series and link.series[-1][0] == now:
-                    link.series.pop()
-                link.series.append((now, link.rate))
+            if link.series and link.series[-1][0] == now:
+                link.series.pop()
+            link.series.append((now, link.rate))

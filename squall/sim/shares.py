@@ -6,7 +6,7 @@ Amounts are nanobytes and rates whole bytes a second.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from heapq import heapify, heappop, heapreplace
 from typing import Final
 
@@ -24,7 +24,8 @@ class Link:
 
     Attributes:
         bandwidth: whole bytes a second; 0 while it is broken.
-        rate: of all its flows together.
+        flows: in order of arrival; `demand`: what they would take if each were alone. One with enough for that slows nobody down.
+        rate, moved: of all its flows together, and nanobytes until `at`, where that is recorded.
         series: (instant, rate) from each change of the rate on, where they are recorded.
     """
 
@@ -34,10 +35,10 @@ class Link:
         self.name = name
         self.bandwidth = bandwidth
         self.rate = 0
-        self.moved = 0  # nanobytes, until `at`
+        self.moved = 0
         self.at: Nanos = 0
-        self.flows: dict[Flow, None] = {}  # in order of arrival
-        self.demand = 0  # what they would take if each were alone; a link with enough for that slows nobody down
+        self.flows: dict[Flow, None] = {}
+        self.demand = 0
         self.series: list[tuple[Nanos, int]] = []
 
 
@@ -77,10 +78,12 @@ class Flow:
     def next_due(self) -> Nanos | None:
         """When something happens to it, if no rate changes. It and its upstream may have been settled at different instants."""
         upstream = self.upstream
+        if upstream is None:
+            return self.reaches(self.targets[self.reached]) if self.started else None
         if not self.started:
-            return None if upstream is None else upstream.reaches(self.lag)
+            return upstream.reaches(self.lag)
         due = self.reaches(self.targets[self.reached])
-        if upstream is None or self.tied or self.rate <= upstream.rate:
+        if self.tied or self.rate <= upstream.rate:
             return due
         at = max(self.at, upstream.at)
         ahead = upstream.moved + upstream.rate * (at - upstream.at) - self.moved - self.rate * (at - self.at) - self.lag
@@ -110,16 +113,18 @@ def is_narrow(path: tuple[Link, ...]) -> bool:
     return False
 
 
-def fair_rates(flows: Iterable[Flow]) -> dict[Flow, int]:
+def fair_rates(flows: Collection[Flow]) -> dict[Flow, int]:
     """Max-min fair rates by progressive filling: all grow together; where a link is full, those on it have their share.
 
     A flow that is tied to its upstream stops growing with it. (Bertsekas and Gallager, Data Networks, section 6.5.2.)
     """
+    if len(flows) == 1:  # nobody to share with
+        [flow] = flows
+        return {flow: flow.narrowest}
+    if (equal := _equal_shares(flows)) is not None:
+        return equal
     growing = dict.fromkeys(flows)
     rates: dict[Flow, int] = {}
-    if len(growing) == 1:  # nobody to share with
-        [flow] = growing
-        return {flow: flow.narrowest}
     left: dict[Link, int] = {}
     sharing: dict[Link, int] = {}
     for flow in growing:
@@ -127,8 +132,6 @@ def fair_rates(flows: Iterable[Flow]) -> dict[Flow, int]:
             if link.demand > link.bandwidth:
                 left[link] = link.bandwidth
                 sharing[link] = sharing.get(link, 0) + 1
-    if len(sharing) == 1 and (level := _equal_share(growing, *sharing)) is not None:
-        return dict.fromkeys(next(iter(sharing)).flows, level)
     shares = [(left[link] // number, place, link) for place, (link, number) in enumerate(sharing.items())]
     heapify(shares)
     slowest_first, at = sorted(growing, key=_narrowest), 0
@@ -144,15 +147,20 @@ def fair_rates(flows: Iterable[Flow]) -> dict[Flow, int]:
     return rates
 
 
-def _equal_share(flows: dict[Flow, None], link: Link) -> int | None:
-    """What each of `flows` gets of their only narrow link where nothing else holds any of them back: the most frequent case."""
-    if len(link.flows) != len(flows):
+def _equal_shares(flows: Collection[Flow]) -> dict[Flow, int] | None:
+    """What each of a closed set gets where the fullest link has them all and nothing else holds any of them back: the most
+    frequent case."""
+    full, share = None, UNLIMITED
+    for flow in flows:
+        for link in flow.path:
+            if link.demand > link.bandwidth and link.bandwidth // len(link.flows) < share:
+                full, share = link, link.bandwidth // len(link.flows)
+    if full is None or len(full.flows) != len(flows):
         return None
-    share = link.bandwidth // len(flows)
     for flow in flows:
         if flow.tied or flow.narrowest <= share:
             return None
-    return share
+    return dict.fromkeys(full.flows, share)
 
 
 def _fullest(shares: list[tuple[int, int, Link]], left: dict[Link, int], sharing: dict[Link, int]) -> tuple[Link | None, int]:

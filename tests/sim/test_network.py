@@ -93,7 +93,7 @@ def test_marks_are_reported_as_they_come_without_an_event_a_chunk() -> None:
 
 
 def test_ends_are_whole_nanoseconds_rounded_up_and_nothing_is_moved_twice() -> None:
-    network = Network({"a": 3 * G})
+    network = Network({"a": 3 * G}, record=True)
     network.start(1, ["a"], 10, 0)  # 3 bytes a nanosecond
     assert run(network) == [Arrived(4, 1, 10, True)]
     assert network.moved("a") == 10 * NANO
@@ -319,7 +319,7 @@ def _check(network: Network) -> None:
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 10**6), st.integers(1, 10**7), st.integers(0, 300_000)), max_size=40),
 )
 def test_shares_are_max_min_fair_and_no_byte_is_lost_whatever_happens(speeds: list[int], steps: list[Step]) -> None:
-    network = Network({name: speed * G for name, speed in zip(LINKS, speeds, strict=True)})
+    network = Network({name: speed * G for name, speed in zip(LINKS, speeds, strict=True)}, record=True)
     now, next_id = 0, 0
     paths: dict[int, tuple[str, ...]] = {}
     carried: dict[int, int] = {}
