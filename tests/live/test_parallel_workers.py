@@ -1,5 +1,6 @@
 """Replicas of two ranks, in processes: served, scaled from a peer shard by shard, and lost with one of their ranks."""
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -12,7 +13,7 @@ from squall.errors import ConfigError
 from squall.live.engine.build import refuse_uneven
 from squall.live.served import served_model
 from tests.live.checkpoints import NUM_LAYERS, write_checkpoint
-from tests.live.test_weights_between_workers import serving
+from tests.live.test_weights_between_workers import Fleet, replayed, serving
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +24,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ranks_of(pid: int) -> list[int]:
     """Processes that a worker has started."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def kill_a_rank(fleet: Fleet, replica: int) -> None:
+    """Rank 1, and not the worker, which is rank 0."""
+    pid = fleet.launcher.pid(replica)
+    assert pid is not None
+    (rank,) = ranks_of(pid)
+    os.kill(rank, signal.SIGKILL)
 
 
 @pytest.mark.timeout(240)
@@ -49,6 +58,36 @@ async def test_two_ranks_say_what_one_says_pass_their_shards_on_and_end_together
         assert await fleet.answers(8) == alone
         fleet.kill(1)
         await fleet.until(lambda: not Path(f"/proc/{ranks[1][0]}").exists())
+
+
+@pytest.mark.parametrize("kind", ["disk", "host"])
+async def test_each_rank_gets_its_shard_the_other_ways_too(model: Path, tmp_path: Path, kind: str) -> None:
+    async with serving(model, tmp_path / "run", "replica.tp=2", f"load.kind={kind}", most=2) as fleet:
+        alone = await fleet.answers(8)
+        fleet.head.want(Role.BOTH, 2)
+        await fleet.ready(2)
+        assert [move.kind for move in fleet.moves[1]] == [kind]
+        assert await fleet.answers(8) == alone
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("victim", [0, 1, 2])
+async def test_a_rank_may_be_killed_while_shards_move_and_the_others_go_on_from_where_they_were(
+    model: Path, tmp_path: Path, victim: int
+) -> None:
+    """The link is slow: eight megabytes take two thirds of a second a hop."""
+    async with serving(model, tmp_path / "run", "replica.tp=2", "load.kind=chain", "serve.link_gbps=0.1") as fleet:
+        alone = await fleet.answers(12)
+        fleet.head.want(Role.BOTH, 3)
+        await fleet.until(lambda: min(fleet.layers().get(1, 0), fleet.layers().get(2, 0)) >= 2)
+        streaming = asyncio.create_task(fleet.answers(12))
+        kill_a_rank(fleet, victim)
+        await fleet.until(lambda: fleet.phases()[victim] != "ready" or fleet.layers()[victim] == 0)
+        assert await streaming == alone
+        await fleet.ready(3)
+        assert await fleet.answers(12) == alone
+        assert fleet.head.stats().num_failed_loads == 0
+    assert replayed(tmp_path / "run") > 100
 
 
 def test_a_degree_that_does_not_fit_is_refused_before_anything_starts(model: Path) -> None:
