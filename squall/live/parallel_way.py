@@ -16,12 +16,11 @@ from squall.live.engine.torch_engine import TorchEngine
 from squall.live.engine.weights import Weights
 from squall.live.loading import Arrived, Brought, Order, Way
 from squall.live.transport.interface import Transport
+from squall.live.transport.region import Region
 
 
 class Rank:
     """An engine as the way of another rank's weights sees it; rank 0's builds it, first of all. See `arena_way.Filled`."""
-
-    kv_region = None
 
     def __init__(self, engine: TorchEngine, rank: int) -> None:
         self.folder = engine.folder
@@ -31,6 +30,11 @@ class Rank:
     @property
     def weights(self) -> Weights:
         return self._engine.shards[self._rank]
+
+    @property
+    def kv_region(self) -> Region | None:
+        """All ranks' KV lies together, and is rank 0's to show."""
+        return self._engine.kv_region if self._rank == 0 else None
 
     @property
     def tied(self) -> bool:

@@ -78,7 +78,7 @@ class PulledKv:
             traceback.print_exc(file=sys.stderr)
             offered.sender.failed(action.request, number)
             return
-        offered.num_bytes = 2 * (last - first) * len(blocks) * pool.block_bytes
+        offered.num_bytes = pool.num_bytes(last - first, len(blocks))
         self._ledger.offered(action.request, first, last, number)
         if number in self._offers:
             offered.sender.offered(made)

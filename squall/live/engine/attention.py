@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from squall.live.engine.kernels import Kernels
+from squall.live.engine.weights import WHOLE, Shard
 from squall.live.transport.memory import SharedMemory
 
 
@@ -72,22 +73,30 @@ class Batch:
 
 
 class KvCache:
-    """The pools of all layers, in one piece of memory: [layers, keys and values, num_blocks, block_size, kv_heads, dim].
+    """The pools of all layers: [layers, keys and values, num_blocks, block_size, kv_heads, dim].
+
+    On a CPU those of all ranks of a replica lie in one piece of memory, one rank's after the other's, so that one process can
+    hand out and take in what all of them hold of a sequence.
+
+    Args:
+        kv_heads: of this shard, whose part of the memory is used.
+        memory: all ranks', from the process that made it; our own when None.
 
     Attributes:
         keys, values: for every layer [num_blocks, block_size, kv_heads, dim].
-        memory: all of it, for peers to read; None on a GPU.
+        memory: all ranks', for peers to read; None on a GPU.
     """
 
     def __init__(
-        self, layers: int, num_blocks: int, block_size: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+        self, layers: int, num_blocks: int, block_size: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device,
+        shard: Shard = WHOLE, memory: SharedMemory | None = None,
+    ) -> None:  # fmt: skip
         shape = (layers, 2, num_blocks, block_size, kv_heads, dim)
         # Zeros, not garbage: what is masked away is still multiplied by 0. On a CPU, memory is taken only as it is written to.
         self.memory: SharedMemory | None = None
         if device.type == "cpu":
-            self.memory = SharedMemory(math.prod(shape) * dtype.itemsize)
-            pool = torch.frombuffer(self.memory.view, dtype=dtype).view(shape)
+            self.memory = memory or SharedMemory(shard.size * math.prod(shape) * dtype.itemsize)
+            pool = torch.frombuffer(self.memory.view, dtype=dtype).view(shard.size, *shape)[shard.rank]
         else:
             pool = torch.zeros(shape, dtype=dtype, device=device)
         self.keys = [pool[layer, 0] for layer in range(layers)]

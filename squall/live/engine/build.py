@@ -66,9 +66,6 @@ def refuse_uneven(config: Config, model: ServedModel) -> None:
             f"replica.tp is {tp}; {config.model.name} has {heads} attention heads and {kv_heads} KV heads, which cannot be "
             f"dealt out so; use {', '.join(map(str, fits))}"
         )
-    if tp > 1 and config.fleet.moves_kv:
-        key = 'fleet.mode = "disaggregated"' if config.fleet.mode == "disaggregated" else f'fleet.drain = "{config.fleet.drain}"'
-        raise ConfigError(f"replica.tp is {tp} with {key}: KV moves between single ranks alone so far; use replica.tp = 1")
 
 
 def _torch(config: Config, model: ServedModel, gpu: Gpu) -> Callable[[], Engine]:

@@ -16,7 +16,7 @@ from squall.live.engine.attention import Batch, KvCache, attend, rope_store
 from squall.live.engine.collectives import Group
 from squall.live.engine.kernels import Kernels
 from squall.live.engine.rope import angles, frequencies
-from squall.live.engine.weights import LayerWeights, Weights, vocabulary_share
+from squall.live.engine.weights import LayerWeights, Weights, kv_heads_share, vocabulary_share
 
 
 class Decoder:
@@ -36,7 +36,7 @@ class Decoder:
     ) -> None:
         self.config = config
         self.num_heads = config.num_heads // weights.shard.size
-        self.num_kv_heads = max(1, config.num_kv_heads // weights.shard.size)
+        self.num_kv_heads = kv_heads_share(config, weights.shard)
         self._group = group
         self.weights = weights
         self._kernels = kernels

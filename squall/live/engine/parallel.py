@@ -36,11 +36,12 @@ class Shape:
         self.block_size = block_size
 
 
-def assemble(team: Team, shape: Shape, shards: list[Weights], timeout_s: float = SETUP_S) -> Group:
+def assemble(team: Team, shape: Shape, shards: list[Weights], cache: KvCache, timeout_s: float = SETUP_S) -> Group:
     """Set the other ranks up and join them. Returns rank 0's end of the group.
 
     Args:
         shards: of all ranks; the memory of each is handed to its rank.
+        cache: rank 0's; its memory, where it is all ranks', is handed to each.
 
     Raises ReplicaFailed.
     """
@@ -53,7 +54,8 @@ def assemble(team: Team, shape: Shape, shards: list[Weights], timeout_s: float =
             rank, team.size, store.port, team.timeout_s, str(shape.folder), _device(device, rank), name, shape.threads,
             shape.native, shape.max_model_len, shape.num_blocks, shape.block_size,
         )  # fmt: skip
-        setups.append((setup, weights.arena.region.fd))
+        memory = weights.arena.region.fd, None if cache.memory is None else cache.memory.fd
+        setups.append((setup, [fd for fd in memory if fd is not None]))
     team.set_up(setups)
     team.until_ready(timeout_s)
     try:
@@ -77,7 +79,6 @@ class Leading:
 
     def __init__(self, decoder: Decoder, team: Team) -> None:
         self.config = decoder.config
-        self.num_kv_heads = decoder.num_kv_heads
         self._decoder = decoder
         self._team = team
         self._batch: Batch | None = None  # that the ranks have

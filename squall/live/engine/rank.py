@@ -36,12 +36,13 @@ class Rank:
 
     Args:
         setup: what rank 0 says that we are.
-        memory: where the weights arrive.
+        weights: where they arrive; kv: of all ranks, None on a GPU.
     """
 
-    def __init__(self, setup: Setup, memory: SharedMemory | None) -> None:
+    def __init__(self, setup: Setup, weights: SharedMemory | None = None, kv: SharedMemory | None = None) -> None:
         self._setup = setup
-        self._memory = memory
+        self._memory = weights
+        self._kv = kv
         self._batch: Batch
         self._hidden: Tensor
 
@@ -63,7 +64,7 @@ class Rank:
         group = Group(setup.rank, setup.size, setup.port, self._device, setup.timeout_s)
         self._decoder = Decoder(config, self._weights, setup.max_model_len, kernels, group)
         shape = (config.num_layers, setup.num_blocks, setup.block_size, self._decoder.num_kv_heads, config.head_dim)
-        self._cache = KvCache(*shape, dtype=self._dtype, device=self._device)
+        self._cache = KvCache(*shape, dtype=self._dtype, device=self._device, shard=shard, memory=self._kv)
 
     @torch.inference_mode()
     def compute(self, message: Told) -> None:
@@ -105,7 +106,7 @@ def main(told: int, said: int) -> None:
     try:
         if not isinstance(setup, Setup):
             raise ValueError(f"a rank is told {type(setup).__name__} before it was set up")
-        rank = Rank(setup, SharedMemory.of(fds[0]) if fds else None)
+        rank = Rank(setup, *map(SharedMemory.of, fds))
         rank.set_up(lambda: send(answers, Ready()))
         while True:
             rank.compute(messages.get()[0])

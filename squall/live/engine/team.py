@@ -15,7 +15,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import Struct
@@ -29,11 +29,12 @@ SETUP_S = 120.0
 """Importing torch from a cold, slow disk is the longest part."""
 
 _END_S = 2.0
+_MAX_FDS = 2
 _HEADER = struct.Struct("<I")
 
 
 class Setup(Struct, frozen=True, tag=True):
-    """The first message. With it comes the descriptor of the memory that the rank's weights arrive in.
+    """The first message. With it come descriptors: of the memory that the rank's weights arrive in, and on a CPU of all KV.
 
     Attributes:
         rank, size: of the tensor-parallel replica.
@@ -103,20 +104,20 @@ class Broken(Struct, frozen=True, tag=True):
 Said = Ready | Broken
 
 
-def send(sock: socket.socket, message: Told | Said, fd: int | None = None) -> None:
+def send(sock: socket.socket, message: Told | Said, fds: Sequence[int] = ()) -> None:
     """Raises OSError; TimeoutError where the other end does not read."""
     data = msgspec.msgpack.encode(message)
     header = _HEADER.pack(len(data))
-    if fd is None:
+    if not fds:
         sock.sendall(header + data)
     else:
-        socket.send_fds(sock, [header], [fd])
+        socket.send_fds(sock, [header], fds)
         sock.sendall(data)
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
     """The next message, undecoded, and descriptors that came with it. Raises EOFError at the end, OSError."""
-    header, fds, _, _ = socket.recv_fds(sock, _HEADER.size, 1)
+    header, fds, _, _ = socket.recv_fds(sock, _HEADER.size, _MAX_FDS)
     header += _exactly(sock, _HEADER.size - len(header))
     return _exactly(sock, _HEADER.unpack(header)[0]), list(fds)
 
@@ -169,10 +170,10 @@ class Team:
     def pids(self) -> list[int]:
         return [member.process.pid for member in self._members]
 
-    def set_up(self, setups: list[tuple[Setup, int | None]]) -> None:
-        """Tell each rank, from 1 on, what it is, and where its weights arrive."""
-        for member, (setup, fd) in zip(self._members, setups, strict=True):
-            self._send(member, setup, fd)
+    def set_up(self, setups: Sequence[tuple[Setup, Sequence[int]]]) -> None:
+        """Tell each rank, from 1 on, what it is, and hand it its memory."""
+        for member, (setup, fds) in zip(self._members, setups, strict=True):
+            self._send(member, setup, fds)
 
     def until_ready(self, timeout_s: float = SETUP_S) -> None:
         """Returns when all can be met. Raises ReplicaFailed."""
@@ -205,10 +206,10 @@ class Team:
         for member in self._members:
             member.end()
 
-    def _send(self, member: _Member, message: Told, fd: int | None = None) -> None:
+    def _send(self, member: _Member, message: Told, fds: Sequence[int] = ()) -> None:
         try:
             member.sock.settimeout(self.timeout_s)
-            send(member.sock, message, fd)
+            send(member.sock, message, fds)
         except TimeoutError:
             raise ReplicaFailed(f"rank {member.rank} of {self.size} has not read for {self.timeout_s:g} s") from None
         except OSError as error:

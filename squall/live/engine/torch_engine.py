@@ -30,7 +30,7 @@ from squall.live.engine.sampling import draw, noise_table
 from squall.live.engine.sequence import SequenceState
 from squall.live.engine.team import Team
 from squall.live.engine.tokenizer import Tokenizer
-from squall.live.engine.weights import DTYPES, WHOLE, Shard, Weights, allocate
+from squall.live.engine.weights import DTYPES, Shard, Weights, allocate, kv_heads_share
 from squall.live.transport.kv import KV, Pool
 from squall.live.transport.region import Region
 
@@ -67,7 +67,8 @@ class TorchEngine:
     Attributes:
         weights: once it is built; `weights.arena` is what they arrive in.
         shards: those of all ranks, ours first: the others' arrive here, too, in memory that they see.
-        cache: the KV pool; kv_pool: its layout, kv_region: its memory, for peers (None on a GPU: KV does not leave one yet).
+        cache: our KV pool; kv_pool: the layout of all ranks', kv_region: their memory, for peers (None on a GPU: KV does not
+            leave one yet).
     """
 
     weights: Weights
@@ -123,32 +124,34 @@ class TorchEngine:
         dtype = _dtype(self._dtype_name, config, device)
         self.max_model_len = _max_len(self.max_model_len, config)
         kernels = load_kernels() if self._native and native_fits(dtype, device, self._threads) else None
-        self._decoder = self._make_decoder(config, dtype, device, kernels)
-        heads = self._decoder.num_kv_heads
-        shape = (config.num_layers, self.num_blocks, self.block_size, heads, config.head_dim)
-        self.cache = KvCache(*shape, dtype=dtype, device=device)
-        block_bytes = self.block_size * heads * config.head_dim * dtype.itemsize
-        self.kv_pool = Pool(config.num_layers, self.num_blocks, block_bytes)
-        what = f"KV of {config.name}: {config.num_layers} layers, {config.num_kv_heads} heads of {config.head_dim} in {dtype}"
-        memory = self.cache.memory if self.team is None else None  # of a shard there are no takers
-        self.kv_region = None if memory is None else Region(KV, memory, fingerprint=f"{what}, blocks of {self.block_size}")
+        self._make_room(config, dtype, device)
+        self._decoder = self._make_decoder(config, kernels)
         self._device = device
         self.reset()
 
-    def _make_decoder(
-        self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, kernels: Kernels | None
-    ) -> Decoder | Leading:
-        """With room for the weights. Raises ModelError where they cannot be dealt out so, ReplicaFailed for a rank."""
+    def _make_room(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        """For all ranks' weights and KV. Raises ModelError where they cannot be dealt out so."""
+        size = 1 if self.team is None else self.team.size
+        own, *others = (Shard(rank, size) for rank in range(size))
+        self.weights = allocate(config, dtype, device, own)
+        self.shards = [self.weights, *(allocate(config, dtype, torch.device("cpu"), shard) for shard in others)]
+        heads = kv_heads_share(config, own)
+        self.cache = KvCache(
+            config.num_layers, self.num_blocks, self.block_size, heads, config.head_dim, dtype, device, shard=own
+        )
+        block_bytes = self.block_size * heads * config.head_dim * dtype.itemsize
+        self.kv_pool = Pool(config.num_layers, self.num_blocks, block_bytes, size)
+        what = f"KV of {config.name}: {config.num_layers} layers, {config.num_kv_heads} heads of {config.head_dim} in {dtype}"
+        what = f"{what}, blocks of {self.block_size}, replica.tp = {size}"
+        self.kv_region = None if self.cache.memory is None else Region(KV, self.cache.memory, fingerprint=what)
+
+    def _make_decoder(self, config: DecoderConfig, kernels: Kernels | None) -> Decoder | Leading:
+        """Raises ReplicaFailed for a rank that does not come."""
         if self.team is None:
-            self.weights = allocate(config, dtype, device, WHOLE)
-            self.shards = [self.weights]
             return Decoder(config, self.weights, self.max_model_len, kernels)
-        cpu, size = torch.device("cpu"), self.team.size
-        self.weights = allocate(config, dtype, device, Shard(0, size))
-        self.shards = [self.weights, *(allocate(config, dtype, cpu, Shard(rank, size)) for rank in range(1, size))]
         sizes = self.num_blocks, self.block_size
         shape = Shape(self.folder, self._threads, self._native, self.max_model_len, *sizes)
-        group = assemble(self.team, shape, self.shards)
+        group = assemble(self.team, shape, self.shards, self.cache)
         return Leading(Decoder(config, self.weights, self.max_model_len, kernels, group), self.team)
 
     @property

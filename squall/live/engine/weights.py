@@ -207,11 +207,12 @@ class _Cutter:
         return Part(name, (rows, size), (rows, count), 1, size * self._shard.rank)
 
     def kv_heads(self, name: str, *rest: int) -> Part:
-        """Whole heads; with more shards than heads, several hold the same one."""
+        """Whole heads."""
         config, shard = self._config, self._shard
-        here = max(1, config.num_kv_heads // shard.size)
         first = shard.rank * config.num_kv_heads // shard.size
-        return Part(name, (here * config.head_dim, *rest), (config.kv_size, *rest), 0, first * config.head_dim)
+        return Part(
+            name, (kv_heads_share(config, shard) * config.head_dim, *rest), (config.kv_size, *rest), 0, first * config.head_dim
+        )
 
     def vocabulary(self, name: str) -> Part:
         """Equal shares; the last is shorter where they do not come out even."""
@@ -219,6 +220,11 @@ class _Cutter:
         size = vocabulary_share(self._config, self._shard)
         start = size * self._shard.rank
         return Part(name, (min(size, rows - start), hidden), (rows, hidden), 0, start)
+
+
+def kv_heads_share(config: DecoderConfig, shard: Shard) -> int:
+    """KV heads of each shard; with more shards than heads, several hold the same one."""
+    return max(1, config.num_kv_heads // shard.size)
 
 
 def vocabulary_share(config: DecoderConfig, shard: Shard) -> int:

@@ -27,18 +27,30 @@ _PAUSE_S = 0.05
 
 
 class Pool(Struct, frozen=True):
-    """How a KV region is laid out: [num_layers, keys and values, num_blocks, block_bytes]."""
+    """How a KV region is laid out: [num_ranks, num_layers, keys and values, num_blocks, block_bytes].
+
+    Every rank of a tensor-parallel replica holds its own heads of a sequence, in blocks of the same numbers.
+    """
 
     num_layers: int
     num_blocks: int
     block_bytes: int
+    num_ranks: int = 1
 
     def segments(self, layer: int, blocks: Sequence[int]) -> list[Segment]:
-        """Where the keys, then the values, of these blocks lie. Raises PeerRefused for a layer or block that there is not."""
+        """Where the keys, then the values, of these blocks lie, rank by rank.
+
+        Raises PeerRefused for a layer or block that there is not.
+        """
         if not 0 <= layer < self.num_layers or not blocks or min(blocks) < 0 or max(blocks) >= self.num_blocks:
             raise PeerRefused(f"layer {layer} of blocks {list(blocks)[:4]}... is not in a pool of {self}")
-        rows = (2 * layer, 2 * layer + 1)
+        firsts = (2 * (rank * self.num_layers + layer) for rank in range(self.num_ranks))
+        rows = [row for first in firsts for row in (first, first + 1)]
         return [((row * self.num_blocks + block) * self.block_bytes, self.block_bytes) for row in rows for block in blocks]
+
+    def num_bytes(self, num_layers: int, num_blocks: int) -> int:
+        """Of so many blocks, in so many layers."""
+        return 2 * self.num_ranks * num_layers * num_blocks * self.block_bytes
 
 
 class KvOffer(Struct, frozen=True):
@@ -49,7 +61,7 @@ class KvOffer(Struct, frozen=True):
         num_tokens: whose KV it is, from the sequence's start.
         blocks: which hold them, in order, in the sender's `pool`.
         sums: a checksum for each layer (XXH3, 64 bits).
-        addresses, fingerprint: of the sender, and of what is in its pool.
+        addresses: of the sender.
         source, to: the replicas; `number`: unlike that of any other offer, also of the same request.
     """
 
@@ -61,7 +73,6 @@ class KvOffer(Struct, frozen=True):
     sums: tuple[int, ...]
     pool: Pool
     addresses: tuple[str, ...]
-    fingerprint: str
     source: ReplicaId = 0
     to: ReplicaId = 0
     number: int = 0
@@ -89,7 +100,7 @@ def offer(
 ) -> KvOffer:
     """What a sender says of a sequence that stands still; its blocks must stay until they are taken."""
     sums = tuple(_digest(region, pool.segments(layer, blocks)) for layer in range(*layers))
-    return KvOffer(request, *layers, num_tokens, tuple(blocks), sums, pool, addresses, region.fingerprint, *ends, number)
+    return KvOffer(request, *layers, num_tokens, tuple(blocks), sums, pool, addresses, *ends, number)
 
 
 class Stop:
@@ -127,11 +138,9 @@ def pull(
         The bytes that were fetched.
 
     Raises:
-        PeerRefused: the pools differ, or the sender has withdrawn it. TransferFailed: it could not be had.
+        PeerRefused: the sender's pool holds other KV than ours. TransferFailed: it could not be had.
     """
     stop = stop or Stop()
-    if region.fingerprint != offered.fingerprint or pool.block_bytes != offered.pool.block_bytes:
-        raise PeerRefused(f"KV of {offered.fingerprint} is offered; here is {region.fingerprint}")
     if len(blocks) != len(offered.blocks) or len(offered.sums) != offered.last - offered.first:
         raise PeerRefused(
             f"{len(offered.blocks)} KV blocks and {len(offered.sums)} checksums are offered for {len(blocks)} blocks"
@@ -140,7 +149,7 @@ def pull(
     try:
         while attempts < ATTEMPTS and not stop.wanted:
             try:
-                link = link or dial(transport, offered.addresses, KV, offered.fingerprint)
+                link = link or dial(transport, offered.addresses, KV, region.fingerprint)
                 stop.watch(link)
                 while layer < offered.last and attempts < ATTEMPTS:
                     if _pull_layer(link, offered, region, pool, layer, blocks):
@@ -150,7 +159,7 @@ def pull(
                         reason = f"layer {layer} came {attempts} times with a wrong checksum"
                 if layer == offered.last:
                     link.notify(msgspec.msgpack.encode(KvTaken(offered.request, offered.first, offered.last, offered.number)))
-                    return 2 * (offered.last - offered.first) * len(blocks) * pool.block_bytes
+                    return pool.num_bytes(offered.last - offered.first, len(blocks))
             except PeerLost as error:
                 reason, attempts = str(error), attempts + 1
                 _close(link, stop)

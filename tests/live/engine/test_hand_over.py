@@ -167,7 +167,7 @@ def test_kv_that_is_not_what_was_offered_is_not_taken(tiny: Path, checkpoint: Ca
         assert not ledger.withdraw(5)
         other = engine(checkpoint("qwen3", num_hidden_layers=2))
         other.adopt(job, len(PROMPT))
-        with pytest.raises(PeerRefused, match=r"KV of .* is offered; here is KV of"):
+        with pytest.raises(PeerRefused, match=r"e0 holds KV of .*; e1 wants KV of"):
             taken(other, at_b, what)
     with pytest.raises(TransferFailed, match="cannot be reached"):
         taken(b, at_b, what)

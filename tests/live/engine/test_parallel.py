@@ -1,14 +1,16 @@
 """A tensor-parallel engine: two ranks in two processes say what one says, and end together."""
 
 import os
+import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from squall.core.actions import Chunk, Preempt
 from squall.errors import ModelError, PeerRefused, ReplicaFailed, TransferFailed
@@ -20,6 +22,7 @@ from squall.live.engine.tokenizer import ByteTokenizer
 from squall.live.engine.torch_engine import TorchEngine
 from squall.live.transport.endpoint import Endpoint
 from squall.live.transport.fetch import Source
+from tests.live.engine.test_hand_over import JOBS, PROMPT, decode, offered, ordinary, peers, prefill, taken
 
 NEAR_TIE = 1e-4
 """Of two logits: ranks add up in another order."""
@@ -175,6 +178,70 @@ def test_smollm2_over_three_ranks_says_what_it_says_alone(smollm2: Path, start: 
     ours, alone = (drive(start(smollm2, tp), *jobs).outputs for tp in (3, 1))
     for one in jobs:
         assert [out.token for out in ours[one.request]] == [out.token for out in alone[one.request]]
+
+
+# -- KV
+
+
+@pytest.fixture(scope="module")
+def twin(start: Start, tiny: Path) -> TorchEngine:
+    return start(tiny, 2)
+
+
+def move(a: TorchEngine, b: TorchEngine, one: Job, halves: Sequence[tuple[int, int]] = ((0, 3),), backend: int = 0) -> int:
+    """What `a` has begun goes on at `b`. Returns the bytes that moved."""
+    with peers(a, b) as (at_a, at_b):
+        length = a.pause(one.request)
+        b.adopt(one, length)
+        assert a.blocks(one.request) != b.blocks(one.request)
+        moved = [taken(b, at_b, offered(a, at_a, one.request, length, *layers, backend)) for layers in halves]
+    a.forget([one.request])
+    b.resume(one.request)
+    return sum(moved)
+
+
+@pytest.mark.parametrize("backend", [0, -1], ids=["shm", "tcp"])
+@pytest.mark.parametrize("sampling", JOBS)
+def test_each_rank_gives_its_own_heads_to_the_one_of_its_number(
+    sampling: str, backend: int, pair: TorchEngine, twin: TorchEngine, tiny: Path
+) -> None:
+    pair.reset()
+    twin.reset()
+    twin.add(Job(1, PROMPT[:9], JOBS["greedy"]))  # so that block numbers differ
+    twin.prepare([Chunk(1, 0, 9, 0, True)])
+    one = Job(5, PROMPT, JOBS[sampling])
+    tokens = [*prefill(pair, one), *decode(pair, 2, len(PROMPT) + 1, 4)]
+    halves = [(2, 3), (0, 2)]
+    moved = move(pair, twin, replace(one, output=tuple(tokens)), halves, backend)
+    assert moved == 3 * 2 * 7 * 4 * 2 * 12 * 4  # layers, keys and values, blocks, tokens, heads of both, dim, bytes
+    assert [*tokens, *decode(twin, 3, len(PROMPT) + 5, 7)] == ordinary(tiny, one)
+
+
+def test_ranks_that_have_the_same_head_each_get_it(start: Start, checkpoint: Any) -> None:
+    folder = checkpoint("qwen3", num_key_value_heads=1)
+    a, b = start(folder, 2), start(folder, 2)
+    b.add(Job(1, PROMPT[:9], JOBS["greedy"]))
+    b.prepare([Chunk(1, 0, 9, 0, True)])
+    one = Job(5, PROMPT, JOBS["seeded"])
+    tokens = prefill(a, one)
+    assert move(a, b, replace(one, output=tuple(tokens)), [(0, a.num_layers)]) == a.kv_pool.num_bytes(a.num_layers, 6)
+    assert [*tokens, *decode(b, 3, len(PROMPT) + 1, 11)] == ordinary(folder, one)
+
+
+def test_kv_of_another_degree_is_refused_and_both_sides_say_so(
+    pair: TorchEngine, start: Start, tiny: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair.reset()
+    whole, one = start(tiny, 1), Job(5, PROMPT, JOBS["greedy"])
+    prefill(pair, one)
+    whole.adopt(one, len(PROMPT))
+    why = r"e0 holds KV of .*, replica\.tp = 2; e1 wants KV of .*, replica\.tp = 1"
+    with peers(pair, whole) as (at_pair, at_whole):
+        what = offered(pair, at_pair, 5, len(PROMPT), 0, 3)
+        with pytest.raises(PeerRefused, match=why):
+            taken(whole, at_whole, what)
+    (said,) = caplog.messages
+    assert re.match(f"e0 refused e1: {why}", said)
 
 
 # -- weights

@@ -125,5 +125,5 @@ def test_offers_of_kv(offer: KvOffer) -> None:
 
 
 def test_checksums_of_all_64_bits() -> None:
-    offer = KvOffer(1, 0, 2, 5, (3,), (2**64 - 1, 0), Pool(2, 8, 64), ("shm://a",), "KV", 0, 1, 2**63 - 1)
+    offer = KvOffer(1, 0, 2, 5, (3,), (2**64 - 1, 0), Pool(2, 8, 64, 2), ("shm://a",), 0, 1, 2**63 - 1)
     assert convert.from_message(over_the_wire(convert.to_message(offer)), KvOffer) == offer

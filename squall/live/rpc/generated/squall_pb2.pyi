@@ -113,7 +113,7 @@ class ActivationsOffer(_message.Message):
     def __init__(self, batch: _Optional[int] = ..., requests: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_bytes: _Optional[int] = ..., sum: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., source: _Optional[int] = ..., to: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class KvOffer(_message.Message):
-    __slots__ = ("request", "first", "last", "num_tokens", "blocks", "sums", "pool", "addresses", "fingerprint", "source", "to", "number")
+    __slots__ = ("request", "first", "last", "num_tokens", "blocks", "sums", "pool", "addresses", "source", "to", "number")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
@@ -122,7 +122,6 @@ class KvOffer(_message.Message):
     SUMS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
-    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -134,21 +133,22 @@ class KvOffer(_message.Message):
     sums: _containers.RepeatedScalarFieldContainer[int]
     pool: Pool
     addresses: _containers.RepeatedScalarFieldContainer[str]
-    fingerprint: str
     source: int
     to: int
     number: int
-    def __init__(self, request: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., num_tokens: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., sums: _Optional[_Iterable[int]] = ..., pool: _Optional[_Union[Pool, _Mapping]] = ..., addresses: _Optional[_Iterable[str]] = ..., fingerprint: _Optional[str] = ..., source: _Optional[int] = ..., to: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    def __init__(self, request: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., num_tokens: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., sums: _Optional[_Iterable[int]] = ..., pool: _Optional[_Union[Pool, _Mapping]] = ..., addresses: _Optional[_Iterable[str]] = ..., source: _Optional[int] = ..., to: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Pool(_message.Message):
-    __slots__ = ("num_layers", "num_blocks", "block_bytes")
+    __slots__ = ("num_layers", "num_blocks", "block_bytes", "num_ranks")
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
     num_layers: int
     num_blocks: int
     block_bytes: int
-    def __init__(self, num_layers: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ...) -> None: ...
+    num_ranks: int
+    def __init__(self, num_layers: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., num_ranks: _Optional[int] = ...) -> None: ...
 
 class WeightsMoved(_message.Message):
     __slots__ = ("kind", "num_bytes", "first_byte_s", "seconds", "num_repaired")

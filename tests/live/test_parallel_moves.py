@@ -1,0 +1,91 @@
+"""Replicas of two ranks whose KV and batches move, in processes: a rank is killed meanwhile, and every token is right."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from squall.core.events import KvSent
+from squall.core.types import Role
+from tests.live import test_disaggregated_workers as apart
+from tests.live import test_live_scaling_workers as live
+from tests.live import test_moves_between_workers as moves
+from tests.live.checkpoints import NUM_LAYERS, write_checkpoint
+from tests.live.test_parallel_workers import kill_a_rank
+from tests.live.test_weights_between_workers import replayed, said_alone
+
+TWO = "replica.tp=2"
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
+
+
+# -- from prefill to decode
+
+
+@pytest.fixture(scope="module")
+def handed_off(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """What one replica of one rank says that does all."""
+    return said_alone(apart.answers, model, tmp_path_factory.mktemp("alone") / "run", *apart.CHUNKED)
+
+
+async def test_kv_is_handed_off_rank_by_rank(model: Path, tmp_path: Path, handed_off: list[list[int]]) -> None:
+    async with apart.apart(model, tmp_path / "run", 1, 1, TWO, "batching.prefix_cache=true") as fleet:
+        assert await apart.answers(fleet) == handed_off
+        assert await apart.answers(fleet) == handed_off  # from the prefix cache
+        await apart.until_idle(fleet)
+        await fleet.head.drain(10.0)
+    assert replayed(tmp_path / "run") > 100
+    sent = [event for _, event in live.happened(tmp_path / "run") if isinstance(event, KvSent)]
+    blocks = -(-len(apart.PROMPTS[0]) // 8)
+    assert len(sent) == 2 * sum(len(answer) > 1 for answer in handed_off)
+    assert {event.num_bytes for event in sent} == {2 * NUM_LAYERS * blocks * 8 * 2 * 32 * 4}  # both ranks', a head each
+
+
+@pytest.mark.parametrize("end", ["source", "target"])
+async def test_a_rank_of_either_end_may_be_killed_in_the_middle_of_a_hand_off(
+    model: Path, tmp_path: Path, handed_off: list[list[int]], end: str
+) -> None:
+    async with apart.apart(model, tmp_path / "run", 2, 2, TWO, "serve.link_gbps=0.005") as fleet:
+        streaming = asyncio.create_task(apart.answers(fleet))
+        await fleet.until(lambda: apart.moving(fleet) is not None)
+        await asyncio.sleep(0.1)
+        found = apart.moving(fleet)
+        assert found is not None
+        kill_a_rank(fleet, found[end == "target"])
+        assert await streaming == handed_off
+        await apart.until_idle(fleet)
+    assert replayed(tmp_path / "run") > 100
+
+
+# -- from a replica that goes
+
+
+@pytest.fixture(scope="module")
+def moved(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    return said_alone(moves.answers, model, tmp_path_factory.mktemp("alone") / "run", *moves.SHAPE)
+
+
+@pytest.mark.parametrize("end", ["neither", "source", "target"])
+async def test_what_a_replica_decodes_moves_rank_by_rank_and_a_rank_may_be_killed(
+    model: Path, tmp_path: Path, moved: list[list[int]], end: str
+) -> None:
+    link = "serve.link_gbps=1" if end == "neither" else "serve.link_gbps=0.005"
+    async with moves.elastic(model, tmp_path / "run", TWO, link) as fleet:
+        streaming = asyncio.create_task(moves.answers(fleet))
+        await fleet.until(lambda: min(moves.decoding(fleet)[replica] for replica in (0, 1)) >= 4)
+        fleet.head.want(Role.BOTH, 1)
+        if end != "neither":
+            await fleet.until(lambda: apart.moving(fleet) is not None)
+            await asyncio.sleep(0.05)
+            found = apart.moving(fleet)
+            assert found is not None
+            kill_a_rank(fleet, found[end == "target"])
+        assert await streaming == moved
+        await apart.until_idle(fleet)
+        await fleet.head.drain(10.0)
+    assert replayed(tmp_path / "run") > 50
+    assert end != "neither" or moves.leaving(tmp_path / "run") >= 2
