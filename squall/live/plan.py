@@ -45,15 +45,14 @@ def served_plan(config: Config, model: ServedModel) -> FleetPlan:
 def num_live_layers(config: Config, model: ServedModel) -> int:
     """Layers that a replica which loads runs one by one; 0 where nobody wants it to.
 
-    Raises ConfigError where it cannot: KV leaves no GPU yet, and no replica of several ranks. NIXL moves none of the batches,
-    whose memory comes and goes.
+    Raises ConfigError where it cannot: KV leaves no GPU yet, and NIXL moves none of the batches, whose memory comes and goes.
     """
     if not config.load.live or not plain_plan(config).is_elastic:
         return 0
     replica, serve = config.replica, config.serve
     needed: list[tuple[str, object, object]] = [("replica.pp", replica.pp, 1)]
     if serve.engine != "emulated":
-        needed += [("replica.tp", replica.tp, 1), ("serve.device", serve.device, "cpu")]
+        needed.append(("serve.device", serve.device, "cpu"))
         if serve.transport == "nixl":
             needed.append(("serve.transport", serve.transport, "tcp"))
     for key, given, right in needed:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from squall.core.events import KvSent
+from squall.core.events import HandedOver, KvSent, LayersDone, Unpaired
 from squall.core.types import Role
 from tests.live import test_disaggregated_workers as apart
 from tests.live import test_live_scaling_workers as live
@@ -89,3 +89,46 @@ async def test_what_a_replica_decodes_moves_rank_by_rank_and_a_rank_may_be_kille
         await fleet.head.drain(10.0)
     assert replayed(tmp_path / "run") > 50
     assert end != "neither" or moves.leaving(tmp_path / "run") >= 2
+
+
+# -- while weights come
+
+
+@pytest.fixture(scope="module")
+def shared(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    return said_alone(live.answers, model, tmp_path_factory.mktemp("alone") / "run", *live.SETTINGS)
+
+
+async def test_two_ranks_work_while_they_load(model: Path, tmp_path: Path, shared: list[list[int]]) -> None:
+    async with live.pair(model, tmp_path / "run", TWO) as fleet:
+        assert await live.answers(fleet) == shared
+        busy = live.busy_until(fleet, shared, lambda: fleet.phases().get(1) == "ready")
+        fleet.head.want(Role.BOTH, 2)
+        await busy
+        assert await live.answers(fleet) == shared
+        await live.until_idle(fleet)
+        await fleet.head.drain(10.0)
+    assert replayed(tmp_path / "run") > 100
+    seen = live.happened(tmp_path / "run")
+    ran = [event.last_layer for machine, event in seen if machine == 1 and isinstance(event, LayersDone)]
+    assert min(ran) == 1  # before half of its layers had arrived
+    handed = [event.layer for machine, event in seen if machine == 0 and isinstance(event, HandedOver)]
+    assert any(0 < layer < NUM_LAYERS for layer in handed)
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("end", ["source", "target"])
+async def test_a_rank_of_either_end_may_be_killed_while_both_work_on_a_batch(
+    model: Path, tmp_path: Path, shared: list[list[int]], end: str, together: bool
+) -> None:
+    role, target = (Role.BOTH, 1) if together else (Role.PREFILL, 2)
+    async with live.pair(model, tmp_path / "run", TWO, apart=not together) as fleet:
+        busy = live.busy_until(fleet, shared, lambda: fleet.layers().get(target, 0) >= 2)
+        fleet.head.want(role, 2)
+        await fleet.until(lambda: fleet.layers().get(target, 0) >= 2)
+        kill_a_rank(fleet, target if end == "target" else 0)
+        await busy
+        assert await live.answers(fleet) == shared
+        await live.until_idle(fleet)
+    assert replayed(tmp_path / "run") > 100
+    assert any(event.lost for _, event in live.happened(tmp_path / "run") if isinstance(event, Unpaired))

@@ -24,7 +24,7 @@ def test_emulated_replicas_work_while_they_load_where_that_is_asked_for() -> Non
 
 @pytest.mark.parametrize(
     ("key", "value", "right"),
-    [("replica.tp", "2", "1"), ("serve.device", "cuda", "'cpu'"), ("serve.transport", "nixl", "'tcp'"), ("replica.pp", "2", "1")],
+    [("serve.device", "cuda", "'cpu'"), ("serve.transport", "nixl", "'tcp'"), ("replica.pp", "2", "1")],
 )
 def test_real_replicas_that_cannot_are_refused_with_the_key_and_what_would_be_right(key: str, value: str, right: str) -> None:
     config = configuration.load(None, (*EMULATED, "serve.engine=torch", f"{key}={value}"))
