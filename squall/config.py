@@ -5,7 +5,6 @@ itself. Whatever is wrong with a file or a key becomes one `ConfigError` that na
 """
 
 import importlib
-import math
 import os
 import re
 import tomllib
@@ -30,12 +29,12 @@ from squall.fleet_tables import (
     policies_mistake,
 )
 from squall.launch_tables import Launcher, launcher_mistake
-from squall.mistakes import explain, kind_of, shown
+from squall.mistakes import explain, extreme, kind_of, shown, strange
 from squall.policies.batching import Batching, Vllm
 from squall.policies.load import Disk, Load
 from squall.policies.route import LeastLoaded, LeastPromised, Route
 from squall.policies.scale import Fixed, Scale
-from squall.quantities import Count, Fraction, NotNegative, Rate, Seconds
+from squall.quantities import Blocks, Count, Fraction, Gpus, NotNegative, Rate, Seconds
 from squall.workload.spec import Workload
 
 
@@ -64,14 +63,14 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
 class ReplicaSpec(Struct, frozen=True, forbid_unknown_fields=True):
     """The shape of one replica. `num_blocks` overrides what the memory model says."""
 
-    tp: Count = 1
-    pp: Count = 1
-    ep: Count = 1  # of the tp GPUs, those that experts are dealt out over
-    block_size: Count = 16
+    tp: Gpus = 1
+    pp: Gpus = 1
+    ep: Gpus = 1  # of the tp GPUs, those that experts are dealt out over
+    block_size: Annotated[int, Meta(ge=1, le=65_536)] = 16
     kv_dtype: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "auto"
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     gpu_memory_utilization: Fraction = 0.9
-    num_blocks: Count | None = None
+    num_blocks: Blocks | None = None
     max_model_len: Count | None = None  # prompt and output together; None: the model's own where it is served, else no bound
 
 
@@ -222,9 +221,6 @@ POLICY_TABLES = ("batching", "route", "decode_route", "scale", "load")
 
 DEFAULTS: Final = Config()
 
-MOST_SECONDS: Final = 9_000_000_000
-"""Instants are nanoseconds in 64 bits; what is later than that cannot be told."""
-
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     """The configuration in `path` (all defaults when None), with `key=value` overrides applied last.
@@ -275,13 +271,15 @@ def from_tree(where: str, tree: dict[str, Any]) -> Config:
             tree[name] = {"kind": getattr(DEFAULTS, name).__struct_config__.tag, **tree[name]}
     _complete_pools(tree)
     own = {name: tree.pop(name) for name in POLICY_TABLES if ":" in str(kind_of(tree.get(name)))}
-    _refuse_strange_values(where, tree)
+    if (mistake := strange(tree)) is not None:
+        raise ConfigError(f"{where}: {mistake}")
     try:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {explain(str(error), tree, Config)}") from None
     config = msgspec.structs.replace(config, **{name: _own_policy(where, name, table) for name, table in own.items()})
-    mistake = fleet_mistake(config.fleet, config.cluster, config.replica)
+    mistake = extreme(tree)
+    mistake = mistake or fleet_mistake(config.fleet, config.cluster, config.replica)
     mistake = mistake or faults_mistake(config.faults, config.fleet, config.cluster, config.replica)
     mistake = mistake or policies_mistake(config.fleet, config.scale, config.load)
     mistake = mistake or launcher_mistake(config.launcher, config.fleet, config.replica.tp * config.replica.pp)
@@ -326,7 +324,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read as UTF-8 text: {error}") from None
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, and a number of thousands of digits
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply; tables are two or three levels deep") from None
@@ -340,7 +338,7 @@ def _override(text: str) -> dict[str, Any]:
         raise ConfigError(f"--set {text}: expected key=value, such as fleet.replicas=4")
     try:
         patch: Any = tomllib.loads(f"value = {value.strip()}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         patch = value.strip()
     for name in reversed(names):
         patch = {name: patch}
@@ -355,29 +353,6 @@ def merge(tree: dict[str, Any], patch: dict[str, Any]) -> None:
             merge(old, value)
         else:
             tree[name] = value
-
-
-def _refuse_strange_values(where: str, value: Any, key: str = "") -> None:
-    """What TOML can say and no key can mean, and what would come out of files and numbers much later."""
-    match value:
-        case dict():
-            for name, inner in value.items():
-                _refuse_strange_values(where, inner, f"{key}.{name}" if key else name)
-        case list():
-            for inner in value:
-                _refuse_strange_values(where, inner, key)
-        case float() if not math.isfinite(value):
-            raise ConfigError(f"{where}: {key} = {value}: expected a finite number")
-        case int() | float() if _counts_seconds(key) and abs(value) > MOST_SECONDS:
-            raise ConfigError(f"{where}: {key} = {value}: expected at most {MOST_SECONDS:.0f} seconds, about 285 years")
-        case int() | float() if abs(value) >= 1 << 63:
-            raise ConfigError(f"{where}: {key} is larger than any number of 64 bits")
-        case str() if "\0" in value:
-            raise ConfigError(f"{where}: {key} = {shown(value)}: contains a null character")
-
-
-def _counts_seconds(key: str) -> bool:
-    return key.endswith("_s") and not key.endswith("_per_s")
 
 
 def _make_paths_absolute(tree: dict[str, Any], base: Path) -> None:

@@ -14,20 +14,23 @@ from squall.core.fleet_plan import Bounds
 from squall.core.types import Role
 from squall.policies.batching import Batching
 from squall.policies.scale import Schedule
-from squall.quantities import Count, Delay, Fraction, NotNegative, Rate, Seconds
+from squall.quantities import Blocks, Count, Delay, Fraction, Gpus, NotNegative, Rate, Seconds
 
 NAMES: Final = {Role.BOTH: "replicas", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 """The keys of roles, in `[fleet]` and in the steps of a schedule."""
 
 MOST_REPLICAS: Final = 100_000
 
+Size = Annotated[int, Meta(ge=1, le=MOST_REPLICAS)]
+MaybeNone = Annotated[int, Meta(ge=0, le=MOST_REPLICAS)]
+
 
 class Replicas(Struct, frozen=True, forbid_unknown_fields=True):
     """How many replicas there may be; the fleet begins with `initial` (the minimum, but at least one, when None)."""
 
-    min: NotNegative
-    max: Count
-    initial: NotNegative | None = None
+    min: MaybeNone
+    max: Size
+    initial: MaybeNone | None = None
 
     @property
     def bounds(self) -> Bounds:
@@ -45,14 +48,14 @@ class Pool(Struct, frozen=True, forbid_unknown_fields=True):
         batching: in the file only what differs from `[batching]`; another `kind` starts anew.
     """
 
-    replicas: Count = 1
+    replicas: Size = 1
     gpu: str | None = None
     node: str | None = None
     usd_per_gpu_hour: Delay | None = None
-    tp: Count | None = None
-    pp: Count | None = None
-    ep: Count | None = None
-    num_blocks: Count | None = None
+    tp: Gpus | None = None
+    pp: Gpus | None = None
+    ep: Gpus | None = None
+    num_blocks: Blocks | None = None
     gpu_memory_utilization: Fraction | None = None
     batching: Batching | None = None
 
@@ -69,9 +72,9 @@ class Fleet(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     mode: Literal["colocated", "disaggregated"] = "colocated"
-    replicas: Count | Replicas = 1  # of a colocated fleet
-    prefill: Count | Replicas = 1  # of a disaggregated one
-    decode: Count | Replicas = 1
+    replicas: Size | Replicas = 1  # of a colocated fleet
+    prefill: Size | Replicas = 1  # of a disaggregated one
+    decode: Size | Replicas = 1
     up_interval_s: Annotated[float, Meta(ge=0.001)] = (
         0.1  # BlitzScale decides all the time (OSDI 2025); ten times a second is enough for its bursts
     )

@@ -1,15 +1,23 @@
 """What is wrong with a tree of tables, in the words of whoever wrote it: the dotted key, the mistake and what would be right.
 
-Knows how types of Structs describe a tree. Does not know which tables there are.
+Knows how types of Structs describe a tree, and what the end of a key says of its number. Does not know which tables there are.
 """
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Sequence
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from msgspec import Struct
+
+MOST_SECONDS: Final = 9_000_000_000
+"""Instants are nanoseconds in 64 bits; what is later than that cannot be told."""
+
+MOST: Final = 1_000_000_000_000
+LEAST: Final = 1e-9
+"""Nobody counts farther, nor halves so often: what is computed of larger and smaller numbers overflows in the end."""
 
 
 def kind_of(table: Any) -> Any:
@@ -36,6 +44,52 @@ def explain(message: str, tree: dict[str, Any], root: type) -> str:
     what = what.replace("`int | object`", "`int` or a table {min, max}")
     choices = _choices(table, names)
     return f"{key} = {shown(value)}: {what[0].lower()}{what[1:]}" + (f"; one of {choices}" if choices else "")
+
+
+def strange(tree: Any) -> str | None:
+    """What TOML can say and no key can mean; None where all is well."""
+    return _first(tree, _strange)
+
+
+def extreme(tree: Any) -> str | None:
+    """Numbers that a key without a tighter range takes, and what is computed of them does not."""
+    return _first(tree, _extreme)
+
+
+def _first(value: Any, judge: Callable[[str, Any], str | None], key: str = "") -> str | None:
+    if isinstance(value, dict):
+        found = (_first(inner, judge, f"{key}.{name}" if key else name) for name, inner in value.items())
+    elif isinstance(value, list):
+        found = (_first(inner, judge, key) for inner in value)
+    else:
+        return judge(key, value)
+    return next((mistake for mistake in found if mistake is not None), None)
+
+
+def _strange(key: str, value: Any) -> str | None:
+    match value:
+        case float() if not math.isfinite(value):
+            return f"{key} = {value}: expected a finite number"
+        case int() | float() if _counts_seconds(key) and abs(value) > MOST_SECONDS:
+            return f"{key} = {value}: expected at most {MOST_SECONDS} seconds, about 285 years"
+        case int() if abs(value) >= 1 << 63:
+            return f"{key} is larger than any number of 64 bits"
+        case str() if "\0" in value:
+            return f"{key} = {shown(value)}: contains a null character"
+        case _:
+            return None
+
+
+def _extreme(key: str, value: Any) -> str | None:
+    if not isinstance(value, int | float) or key.endswith("seed"):
+        return None
+    if abs(value) > MOST:
+        return f"{key} = {value}: expected at most {MOST}"
+    return f"{key} = {value}: expected 0, or at least {LEAST:.9f}" if 0 < abs(value) < LEAST else None
+
+
+def _counts_seconds(key: str) -> bool:
+    return key.endswith("_s") and not key.endswith("_per_s")
 
 
 def shown(value: Any, spell: Callable[[Any], str] = repr) -> str:

@@ -6,6 +6,8 @@ from msgspec import Meta
 
 Count = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
+Gpus = Annotated[int, Meta(ge=1, le=1024)]  # of one replica
+Blocks = Annotated[int, Meta(ge=1, le=1_000_000_000)]  # of KV, of one replica
 Seconds = Annotated[float, Meta(gt=0)]
 Delay = Annotated[float, Meta(ge=0)]
 Rate = Annotated[float, Meta(gt=0)]

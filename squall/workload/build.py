@@ -10,7 +10,7 @@ from msgspec import structs
 
 from squall.core.types import SECOND, BlockHash, Nanos
 from squall.errors import ConfigError, TraceError
-from squall.workload.generators import draw_arrivals, draw_lengths
+from squall.workload.generators import LATEST_S, draw_arrivals, draw_lengths
 from squall.workload.named import doubt, resolve
 from squall.workload.prefixes import named_block_hashes, segment_hashes
 from squall.workload.servegen import draw_client, is_client
@@ -203,4 +203,8 @@ def _times(workload: TraceWorkload, seed: int, trace: Trace, path: Path, base_di
         times = trace.arrived_at
     else:
         raise TraceError(f"{path}: has no arrival times; give them with [workload.arrivals]")
-    return times if workload.rate_scale == 1 else [round(time / workload.rate_scale) for time in times]
+    if workload.rate_scale == 1:
+        return times
+    if times[-1] / workload.rate_scale > LATEST_S * SECOND:
+        raise TraceError(f"{path}: with workload.rate_scale = {workload.rate_scale:g} the last arrives after 285 years; raise it")
+    return [round(time / workload.rate_scale) for time in times]

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from squall.core.types import SECOND, Nanos
 from squall.errors import TraceError
+from squall.workload.limits import MOST_REQUESTS
 from squall.workload.parsing import parse_number, parse_tokens
 from squall.workload.spec import (
-    MOST_REQUESTS,
     AllAtOnce,
     BurstArrivals,
     EmpiricalLength,

@@ -9,6 +9,7 @@ from functools import cache, partial
 from typing import Any
 
 from squall.core.types import MICROSECOND, MILLISECOND, SECOND, Nanos
+from squall.workload.limits import MOST_TOKENS
 
 UNITS: dict[str, Nanos] = {"s": SECOND, "ms": MILLISECOND, "us": MICROSECOND, "ns": 1}
 """What `workload.time_unit` may say."""
@@ -18,7 +19,6 @@ EPOCH: Nanos = 1_000_000_000 * SECOND
 
 _LATEST: Nanos = 1 << 62
 _EXACT = 1 << 53  # whole numbers up to here are exact as floats
-_MOST_TOKENS = 1 << 32
 
 ParseColumn = Callable[[Sequence[Any]], list[int]]
 """All values of a column at once: nanoseconds or tokens. Raises ValueError or TypeError."""
@@ -98,7 +98,7 @@ def parse_number(value: Any) -> int | float:
 def parse_tokens(value: Any, at_least: int) -> int:
     """A whole number of tokens; "7564.0" is one. Raises ValueError or TypeError."""
     number = parse_number(value)
-    if not at_least <= number <= _MOST_TOKENS or number != int(number):
+    if not at_least <= number <= MOST_TOKENS or number != int(number):
         raise ValueError(value)
     return int(number)
 
@@ -110,7 +110,7 @@ def lengths(at_least: int) -> ParseColumn:
         if set(map(type, values)) <= {int, str}:
             with suppress(ValueError):
                 parsed = list(map(int, values))
-                if at_least <= min(parsed) and max(parsed) <= _MOST_TOKENS:
+                if at_least <= min(parsed) and max(parsed) <= MOST_TOKENS:
                     return parsed
         return [parse_tokens(value, at_least) for value in values]
 

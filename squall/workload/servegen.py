@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 
 from squall.core.types import SECOND
 from squall.errors import TraceError
+from squall.workload.limits import MOST_REQUESTS
 from squall.workload.parsing import parse_number
 from squall.workload.streams import stream
 from squall.workload.traces import Trace
 
 _FAMILIES = ("Gamma", "Weibull", "Exponential", "")
 _MEDIA = ("image", "audio", "video")
-_MOST_REQUESTS = 20_000_000
 _LEAST_SHAPE = 0.005  # below it gaps differ by more than a float can hold
 
 
@@ -64,7 +64,7 @@ def draw_client(path: Path, seed: int, start_s: float, duration_s: float | None,
     end_s = math.inf if duration_s is None else start_s + duration_s
     windows = [window for window in _read_windows(path) if window.end_s > start_s and window.start_s < end_s]
     expected = sum(_num_requests(window) for window in windows)
-    if most is None and expected > _MOST_REQUESTS:
+    if most is None and expected > MOST_REQUESTS:
         raise TraceError(f"{path}: stands for {expected:,} requests; say which with workload.duration_s or max_requests")
     lengths = _Lengths(path)
     times: list[int] = []

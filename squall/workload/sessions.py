@@ -9,6 +9,7 @@ from msgspec import Struct, structs
 from squall.core.types import SECOND, BlockHash, Nanos
 from squall.errors import ConfigError
 from squall.workload.generators import draw_arrivals, draw_lengths
+from squall.workload.limits import MOST_HASHES, MOST_REQUESTS
 from squall.workload.prefixes import Segments, grown, segment_hashes
 from squall.workload.spec import ClosedLoop, OfferedRequest, SessionsWorkload
 from squall.workload.streams import stream
@@ -54,6 +55,10 @@ def draw_sessions(workload: SessionsWorkload, seed: int, base_dir: Path, block_s
     turns.sort(key=lambda turn: turn.arrived_at)  # stable: turns of one conversation stay in order
     for id, turn in enumerate(turns):
         turn.id = id
+    if (blocks := sum((turn.prompt + turn.output) // block_size for turn in turns)) > MOST_HASHES:
+        raise ConfigError(
+            f"workload: conversations of {blocks:,} blocks are too much; set max_context, or have fewer or shorter turns"
+        )
     texts = [_text(workload, last, block_size) for last in lasts]
     return [_offered(turn, texts[turn.session - 1], block_size) for turn in turns]
 
@@ -62,6 +67,8 @@ def _draw_turns(workload: SessionsWorkload, seed: int, base_dir: Path, count: in
     """Of each conversation: new prompt tokens, output tokens and the time to think before each turn."""
     numbers = draw_lengths(workload.turns, seed, "turns", count, base_dir)
     total = sum(numbers)
+    if total > MOST_REQUESTS:
+        raise ConfigError(f"workload: {total:,} turns are too many, more than {MOST_REQUESTS:,}; lower num_sessions or turns")
     prompts = draw_lengths(workload.prompt, seed, "prompt", total, base_dir)
     outputs = draw_lengths(workload.output, seed, "output", total, base_dir)
     thinks = _draw_thinks(workload, seed, total)

@@ -10,37 +10,15 @@ from msgspec import Struct
 
 from squall.errors import ConfigError
 from squall.workload.formats import FORMATS
+from squall.workload.limits import above_zero, ascending, not_negative, quantiles, rates
 
 TRACE_FORMATS = ("auto", "servegen", *(form.name for form in FORMATS))
 """What `format` may be."""
-
-MOST_REQUESTS = 20_000_000
-"""Of a workload that is generated; it is drawn as a whole."""
-
-
-def _above_zero(table: object, *keys: str) -> None:
-    for key in keys:
-        value = getattr(table, key)
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise ConfigError(f"{key} is {value}; it must be above 0")
-
-
-def _not_negative(table: object, *keys: str) -> None:
-    for key in keys:
-        value = getattr(table, key)
-        if not (math.isfinite(value) and value >= 0):
-            raise ConfigError(f"{key} is {value}; it must be 0 or more")
 
 
 def _known_format(name: str) -> None:
     if name not in TRACE_FORMATS:
         raise ConfigError(f"format is {name!r}; it must be one of {', '.join(TRACE_FORMATS)}")
-
-
-def _rates(table: "MarkovArrivals | RateSeries") -> None:
-    rates = table.rates_rps
-    if not all(math.isfinite(rate) and rate >= 0 for rate in rates) or not any(rates):
-        raise ConfigError(f"rates_rps is {list(rates)[:8]}; rates must be 0 or more, and one of them above 0")
 
 
 def _bounded(arrivals: "Arrivals", count: int | None, duration_s: float | None, key: str) -> None:
@@ -53,11 +31,6 @@ def _bounded(arrivals: "Arrivals", count: int | None, duration_s: float | None, 
         raise ConfigError(f"{key} and duration_s are both missing; give one of them")
 
 
-def _ascending(low: int, high: int) -> None:
-    if not 1 <= low <= high:
-        raise ConfigError(f"low is {low} and high is {high}; low must be at least 1 and at most high")
-
-
 # -- arrivals
 
 
@@ -67,7 +40,7 @@ class FixedArrivals(Struct, frozen=True, forbid_unknown_fields=True, tag_field="
     rate_rps: float
 
     def __post_init__(self) -> None:
-        _above_zero(self, "rate_rps")
+        above_zero(self, "rate_rps")
 
 
 class PoissonArrivals(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="poisson"):
@@ -76,7 +49,7 @@ class PoissonArrivals(Struct, frozen=True, forbid_unknown_fields=True, tag_field
     rate_rps: float
 
     def __post_init__(self) -> None:
-        _above_zero(self, "rate_rps")
+        above_zero(self, "rate_rps")
 
 
 class GammaArrivals(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="gamma"):
@@ -86,7 +59,7 @@ class GammaArrivals(Struct, frozen=True, forbid_unknown_fields=True, tag_field="
     cv: float = 2.0
 
     def __post_init__(self) -> None:
-        _above_zero(self, "rate_rps", "cv")
+        above_zero(self, "rate_rps", "cv")
 
 
 class BurstArrivals(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="bursts"):
@@ -98,8 +71,8 @@ class BurstArrivals(Struct, frozen=True, forbid_unknown_fields=True, tag_field="
     period_s: float
 
     def __post_init__(self) -> None:
-        _not_negative(self, "rate_rps")
-        _above_zero(self, "burst_rps", "burst_s", "period_s")
+        not_negative(self, "rate_rps")
+        above_zero(self, "burst_rps", "burst_s", "period_s")
         if self.burst_s > self.period_s:
             raise ConfigError(f"burst_s is {self.burst_s}; it must be at most period_s, which is {self.period_s}")
 
@@ -112,7 +85,7 @@ class MarkovArrivals(Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     mean_stay_s: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        _rates(self)
+        rates(self.rates_rps)
         if len(self.rates_rps) != len(self.mean_stay_s) or len(self.rates_rps) < 2:
             raise ConfigError(
                 f"rates_rps has {len(self.rates_rps)} values and mean_stay_s {len(self.mean_stay_s)}; each state has one of both,"
@@ -140,11 +113,11 @@ class RateSeries(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kin
     cv: float = 1.0
 
     def __post_init__(self) -> None:
-        _above_zero(self, "step_s", "rate_scale", "cv")
+        above_zero(self, "step_s", "rate_scale", "cv")
         if bool(self.rates_rps) == (self.path is not None) or (self.path is None) != (self.column is None):
             raise ConfigError("rates come from rates_rps, or from path and column; give one of them")
         if self.rates_rps:
-            _rates(self)
+            rates(self.rates_rps)
 
 
 class TraceArrivals(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="trace"):
@@ -155,7 +128,7 @@ class TraceArrivals(Struct, frozen=True, forbid_unknown_fields=True, tag_field="
     rate_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _above_zero(self, "rate_scale")
+        above_zero(self, "rate_scale")
         _known_format(self.format)
 
 
@@ -170,8 +143,8 @@ class ClosedLoop(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kin
     think_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _above_zero(self, "concurrency")
-        _not_negative(self, "think_s")
+        above_zero(self, "concurrency")
+        not_negative(self, "think_s")
 
 
 OpenArrivals = (
@@ -188,7 +161,7 @@ class FixedLength(Struct, frozen=True, forbid_unknown_fields=True, tag_field="ki
     tokens: int
 
     def __post_init__(self) -> None:
-        _above_zero(self, "tokens")
+        above_zero(self, "tokens")
 
 
 class UniformLength(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="uniform"):
@@ -198,7 +171,7 @@ class UniformLength(Struct, frozen=True, forbid_unknown_fields=True, tag_field="
     high: int
 
     def __post_init__(self) -> None:
-        _ascending(self.low, self.high)
+        ascending(self.low, self.high)
 
 
 class LogNormalLength(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lognormal"):
@@ -210,9 +183,9 @@ class LogNormalLength(Struct, frozen=True, forbid_unknown_fields=True, tag_field
     high: int = 131_072
 
     def __post_init__(self) -> None:
-        _above_zero(self, "median")
-        _not_negative(self, "sigma")
-        _ascending(self.low, self.high)
+        above_zero(self, "median")
+        not_negative(self, "sigma")
+        ascending(self.low, self.high)
 
 
 class EmpiricalLength(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="empirical"):
@@ -230,8 +203,8 @@ class ZipfLength(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kin
     theta: float = 0.6
 
     def __post_init__(self) -> None:
-        _ascending(self.low, self.high)
-        _not_negative(self, "theta")
+        ascending(self.low, self.high)
+        not_negative(self, "theta")
         if self.high - self.low >= 1 << 24:
             raise ConfigError(f"low is {self.low} and high is {self.high}; they must be less than {1 << 24} apart")
 
@@ -246,10 +219,7 @@ class QuantileLength(Struct, frozen=True, forbid_unknown_fields=True, tag_field=
     tokens: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if len(self.at) != len(self.tokens) or len(self.at) < 2 or (self.at[0], self.at[-1]) != (0, 1):
-            raise ConfigError(f"at is {list(self.at)}; it must begin with 0, end with 1 and have as many values as tokens")
-        if list(self.at) != sorted(self.at) or list(self.tokens) != sorted(self.tokens) or self.tokens[0] < 1:
-            raise ConfigError("at and tokens must ascend, and tokens begin with at least 1")
+        quantiles(self.at, self.tokens)
 
 
 Length = FixedLength | UniformLength | LogNormalLength | EmpiricalLength | ZipfLength | QuantileLength
@@ -288,8 +258,8 @@ class TraceWorkload(Struct, frozen=True, forbid_unknown_fields=True, tag_field="
     recorded_tbt_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _above_zero(self, "rate_scale", "duration_s", "max_requests", "trace_block_size")
-        _not_negative(self, "start_s", "recorded_tbt_s")
+        above_zero(self, "rate_scale", "duration_s", "max_requests", "trace_block_size")
+        not_negative(self, "start_s", "recorded_tbt_s")
         _known_format(self.format)
         if self.turns == "wait" and self.arrivals is not None:
             raise ConfigError('turns = "wait" needs the arrival times of the trace; leave out arrivals')
@@ -310,7 +280,7 @@ class SyntheticWorkload(Struct, frozen=True, forbid_unknown_fields=True, tag_fie
     max_total_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        _above_zero(self, "num_requests", "duration_s", "max_total_tokens")
+        above_zero(self, "num_requests", "duration_s", "max_total_tokens")
         _bounded(self.arrivals, self.num_requests, self.duration_s, "num_requests")
         if self.max_total_tokens == 1:
             raise ConfigError("max_total_tokens is 1; it must be at least 2, a token of prompt and one of output")
@@ -344,8 +314,8 @@ class SessionsWorkload(Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     max_context: int | None = None
 
     def __post_init__(self) -> None:
-        _above_zero(self, "num_sessions", "duration_s", "max_context")
-        _not_negative(self, "system_tokens", "think_s", "think_cv")
+        above_zero(self, "num_sessions", "duration_s", "max_context")
+        not_negative(self, "system_tokens", "think_s", "think_cv")
         _bounded(self.arrivals, self.num_sessions, self.duration_s, "num_sessions")
 
 
@@ -367,7 +337,7 @@ class NamedWorkload(Struct, frozen=True, forbid_unknown_fields=True, tag_field="
     rate_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _above_zero(self, "num_requests", "duration_s", "rate_scale")
+        above_zero(self, "num_requests", "duration_s", "rate_scale")
 
 
 Workload = TraceWorkload | SyntheticWorkload | SessionsWorkload | NamedWorkload

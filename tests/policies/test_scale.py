@@ -400,6 +400,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"kind": "concurrency", "target": 0}, "target must be above 0"),
     ({"kind": "concurrency", "panic_threshold": 0.5}, "panic_threshold must be at least 1"),
     ({"kind": "concurrency", "panic_share": 2}, "panic_share is a share"),
+    ({"kind": "concurrency", "stable_s": 1e-9}, r"panic_share of stable_s \(1e-09\) is .* a window of less than a millisecond"),
     ({"kind": "utilisation", "tolerance": 1}, "tolerance must be at least 0 and below 1"),
     ({"kind": "utilisation", "target_kv": 0}, "target_kv is a share"),
     ({"kind": "predictive", "window_s": 90000}, r"window_s must be below season_s \(86400"),

@@ -52,6 +52,12 @@ def test_a_window_starts_at_zero_and_keeps_what_arrives_within_it(folder: Path) 
     assert [request.id for request in requests] == [0, 1, 2]
 
 
+def test_a_trace_is_not_stretched_beyond_all_clocks(folder: Path) -> None:
+    (folder / "long.csv").write_text("arrived_at_s,num_prompt_tokens,num_output_tokens\n0,5,5\n20,5,5\n")
+    with pytest.raises(TraceError, match=r"with workload.rate_scale = 1e-09 the last arrives after 285 years; raise it"):
+        build(TraceWorkload("long.csv", rate_scale=1e-9), 0, folder)
+
+
 def test_the_window_is_in_the_trace_s_own_time_and_scaling_comes_last(folder: Path) -> None:
     requests = build(TraceWorkload("trace.csv", start_s=2.0, duration_s=4.0, rate_scale=2.0, max_requests=3), 0, folder)
     assert seconds(requests) == [0.0, 0.5, 1.0]

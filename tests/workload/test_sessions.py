@@ -131,6 +131,15 @@ def test_conversations_that_wait_are_refused_by_those_who_cannot_wait() -> None:
     assert len(build(single, 0, Path())) == 2
 
 
+def test_more_conversation_than_memory_holds_is_an_error() -> None:
+    with pytest.raises(
+        ConfigError, match=r"workload: 40,000,000 turns are too many, more than 20,000,000; lower num_sessions or"
+    ):
+        sessions(turns=FixedLength(20_000_000), num_sessions=2)
+    with pytest.raises(ConfigError, match=r"workload: conversations of 268,\d+,\d+ blocks are too much; set max_context"):
+        sessions(turns=FixedLength(1), prompt=FixedLength(1 << 32), num_sessions=1)
+
+
 def test_no_conversation_within_the_duration_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"no conversation begins within duration_s = 0.0001"):
         sessions(arrivals=PoissonArrivals(0.1), num_sessions=None, duration_s=0.0001)

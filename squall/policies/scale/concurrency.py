@@ -40,6 +40,10 @@ class Concurrency(Struct, frozen=True, tag_field="kind", tag="concurrency", forb
             refuse_unless_positive(key, getattr(self, key))
         refuse_unless_share("utilisation", self.utilisation)
         refuse_unless_share("panic_share", self.panic_share)
+        if (short_s := self.panic_share * self.stable_s) < 0.001:
+            raise ValueError(
+                f"panic_share of stable_s ({self.stable_s}) is {short_s} s, a window of less than a millisecond; raise one"
+            )
         if not self.panic_threshold >= 1:
             raise ValueError(
                 f"panic_threshold must be at least 1, not {self.panic_threshold}: below it the fleet would always panic"
