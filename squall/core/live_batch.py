@@ -50,12 +50,13 @@ class Batch:
         done: layers that have run.
     """
 
-    __slots__ = ("done", "id", "works")
+    __slots__ = ("_chunks", "done", "id", "works")
 
     def __init__(self, id: int, works: list[Work]) -> None:
         self.id = id
         self.works = works
         self.done = 0
+        self._chunks: tuple[Chunk, ...] = ()  # of `works`, which only ever get fewer
 
     @property
     def num_tokens(self) -> int:
@@ -67,9 +68,9 @@ class Batch:
 
     def run(self, to: int) -> RunLayers:
         """Its next layers, up to (not including) `to`."""
-        return RunLayers(
-            self.id, self.done, to, tuple(Chunk(work.request.id, 0, work.target, 0, last=True) for work in self.works)
-        )
+        if len(self._chunks) != len(self.works):
+            self._chunks = tuple(Chunk(work.request.id, 0, work.target, 0, last=True) for work in self.works)
+        return RunLayers(self.id, self.done, to, self._chunks)
 
 
 def first_of(queue: deque[Work], most_tokens: int, blocks: int, block_size: int) -> list[Work]:

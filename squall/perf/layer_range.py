@@ -8,6 +8,7 @@ the rest evenly. Whole nanoseconds, so that any ranges that make up the model co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,18 +26,34 @@ class _Body(Struct, frozen=True):
     chunks: Sequence[Chunk]
 
 
-def layers(latency: LatencyModel, shape: BatchShape, num_layers: int, first: int, last: int) -> Nanos:
-    """How long layers `first` up to (not including) `last` of `num_layers` take, for a batch of complete prompts."""
-    whole = latency.run(shape, 1)[0].first // UNITS_PER_NANO
-    chunks = [replace(chunk, last=False) for chunk in shape.chunks]
-    body = min(whole, latency.run(_Body(shape.num_decodes, shape.decode_context, chunks), 1)[0].first // UNITS_PER_NANO)
-    tokens = sum(chunk.num_tokens for chunk in chunks)
-    before: Callable[[int], Nanos] | None = getattr(latency, "entry", None)
-    entry = 0 if before is None else min(body, before(tokens))
+class LayerPrices(NamedTuple):
+    """What the layers of one batch cost: a step of it, that without the head, and of this what comes before the first layer."""
 
-    def until(layer: int) -> Nanos:
+    num_layers: int
+    whole: Nanos
+    body: Nanos
+    entry: Nanos
+
+    @classmethod
+    def of(cls, latency: LatencyModel, shape: BatchShape, num_layers: int) -> LayerPrices:
+        """Of a batch of complete prompts."""
+        whole = latency.run(shape, 1)[0].first // UNITS_PER_NANO
+        chunks = [replace(chunk, last=False) for chunk in shape.chunks]
+        body = min(whole, latency.run(_Body(shape.num_decodes, shape.decode_context, chunks), 1)[0].first // UNITS_PER_NANO)
+        before: Callable[[int], Nanos] | None = getattr(latency, "entry", None)
+        entry = 0 if before is None else min(body, before(sum(chunk.num_tokens for chunk in chunks)))
+        return cls(num_layers, whole, body, entry)
+
+    def between(self, first: int, last: int) -> Nanos:
+        """How long layers `first` up to (not including) `last` take."""
+        return self._until(last) - self._until(first)
+
+    def _until(self, layer: int) -> Nanos:
         if not layer:
             return 0
-        return whole if layer == num_layers else entry + (body - entry) * layer // num_layers
+        return self.whole if layer == self.num_layers else self.entry + (self.body - self.entry) * layer // self.num_layers
 
-    return until(last) - until(first)
+
+def layers(latency: LatencyModel, shape: BatchShape, num_layers: int, first: int, last: int) -> Nanos:
+    """How long layers `first` up to (not including) `last` of `num_layers` take, for a batch of complete prompts."""
+    return LayerPrices.of(latency, shape, num_layers).between(first, last)

@@ -5,11 +5,12 @@ Whoever gets a first token from its layers is held until its KV is whole and it 
 
 from __future__ import annotations
 
-from squall.core.actions import RunLayers
+from squall.core.actions import Chunk, RunLayers
 from squall.core.events import LayersDone, StepsDone
 from squall.core.metrics import UNSET
 from squall.core.types import Nanos, ReplicaId, RequestId, RunId
-from squall.perf.layer_range import layers
+from squall.perf.latency import LatencyModel
+from squall.perf.layer_range import LayerPrices
 from squall.sim.world import Engine, World
 
 
@@ -20,13 +21,14 @@ class LayeredEngine(Engine):
         num_layers: of the model.
     """
 
-    __slots__ = ("_batch", "_batch_ends_at", "_num_layers")
+    __slots__ = ("_batch", "_batch_ends_at", "_num_layers", "_priced")
 
     def __init__(self, world: World, replica: ReplicaId, num_layers: int) -> None:
         super().__init__(world, replica)
         self._num_layers = num_layers
         self._batch: RunLayers | None = None
         self._batch_ends_at: Nanos = UNSET
+        self._priced: dict[int, tuple[LatencyModel, tuple[Chunk, ...], LayerPrices]] = {}  # by batch: most run a layer at a time
 
     def start_layers(self, run: RunLayers, now: Nanos) -> Nanos:
         """Begin these layers; returns when they will be done."""
@@ -34,8 +36,17 @@ class LayeredEngine(Engine):
             raise ValueError(f"replica {self._replica} asks for layers of batch {run.batch} while others run")
         self._schedule(run.chunks, now)
         self._batch = run
-        self._batch_ends_at = now + layers(self.latency, run, self._num_layers, run.first_layer, run.last_layer)
+        self._batch_ends_at = now + self._layer_prices(run).between(run.first_layer, run.last_layer)
         return self._batch_ends_at
+
+    def _layer_prices(self, run: RunLayers) -> LayerPrices:
+        latency, chunks, prices = self._priced.get(run.batch, (None, (), None))
+        if prices is None or latency is not self.latency or chunks != run.chunks:
+            prices = LayerPrices.of(self.latency, run, self._num_layers)
+            self._priced[run.batch] = self.latency, run.chunks, prices
+        if run.last_layer == self._num_layers:
+            del self._priced[run.batch]
+        return prices
 
     def ends(self, at: Nanos) -> bool:
         return (self._batch is not None and self._batch_ends_at == at) or super().ends(at)
