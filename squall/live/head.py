@@ -308,7 +308,7 @@ class Head:
         address = None
         try:
             address = await self._launcher.start(replica)
-            client = self._clients[replica] = ReplicaClient(replica, self, self._silence_s, settled=settled)
+            client = self._clients[replica] = ReplicaClient(replica, self, self._launcher.token, self._silence_s, settled=settled)
             why = await client.run(address)
         except SquallError as error:
             why = str(error)

@@ -45,6 +45,7 @@ class HostsLauncher:
 
     Attributes:
         address: "host:port" where agents reach us.
+        token: what all agents and workers of the fleet know.
 
     Raises ConfigError where we cannot listen there.
     """
@@ -54,7 +55,7 @@ class HostsLauncher:
         self._config = config
         self._shared = shared
         self._say = say
-        self._token = secrets.token_hex(32)
+        self.token = secrets.token_hex(32)
         self._listener = _listen(table.listen)
         port = self._listener.getsockname()[1]
         self.address = f"{table.advertise or table.listen.rpartition(':')[0]}:{port}"
@@ -114,7 +115,7 @@ class HostsLauncher:
         host.called = True
         command = [self._table.python, "-m", "squall.live.agent", "--head", self.address, "--host", host.machine.hostname]
         if self._table.launch == "print":
-            self._say(f"on {host.machine.hostname}: SQUALL_TOKEN={self._token} {shlex.join(command)}")
+            self._say(f"on {host.machine.hostname}: SQUALL_TOKEN={self.token} {shlex.join(command)}")
             return
         host.end(0.0)
         try:
@@ -129,7 +130,7 @@ class HostsLauncher:
         host.process = process
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(f"{self._token}\n".encode())
+            process.stdin.write(f"{self.token}\n".encode())
             process.stdin.flush()
 
     async def _until_called(self, host: _Host) -> _Agent:
@@ -154,12 +155,12 @@ class HostsLauncher:
         """From an agent's first word to its loss."""
         agent = None
         try:
-            hello = await meet_agent(wire, self._token)
+            hello = await meet_agent(wire, self.token)
             host = self._hosts.get(hello.host)
             if host is None or host.present is not None:
                 raise PeerLost(f"an agent of {hello.host!r} is not expected")
             groups = [tuple(place.replica for place in host.places)] if self._shared else [(p.replica,) for p in host.places]
-            ours = proof(self._token, "server", hello.nonce)
+            ours = proof(self.token, "server", hello.nonce)
             wire.say(Welcome(ours, self._config, tuple(host.places), tuple(groups), self._table.warm))
             agent = _Agent(wire, host)
             host.meet(agent)

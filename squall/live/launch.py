@@ -67,7 +67,13 @@ class Place(Struct, frozen=True):
 
 
 class Launcher(Protocol):
-    """Brings workers up and down. `start` of a replica whose worker still runs gives its address again."""
+    """Brings workers up and down. `start` of a replica whose worker still runs gives its address again.
+
+    Attributes:
+        token: what all workers of the fleet know.
+    """
+
+    token: str
 
     async def start(self, replica: ReplicaId) -> str:
         """The address of a worker that hosts `replica`.
@@ -119,6 +125,9 @@ class LocalLauncher:
         places: of replicas that are not just anywhere on this machine.
         warm: processes of groups of which none is wanted that stand ready: one that a replica leaves is kept, others are started.
         estate: workers outlive us, and those that an earlier head left are taken over, unless `token` is another one.
+
+    Attributes:
+        token: what all workers know.
     """
 
     def __init__(

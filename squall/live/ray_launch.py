@@ -61,12 +61,15 @@ class RayLauncher:
         ranks: processes of one replica, each with a core or a GPU.
         on_gpu: each takes a GPU.
 
+    Attributes:
+        token: what all workers of the fleet know.
+
     Raises ConfigError where Ray is not installed, or its cluster cannot be reached.
     """
 
     def __init__(self, table: Launcher, config: str, ranks: int, *, on_gpu: bool) -> None:
         self._config = config
-        self._token = secrets.token_hex(32)
+        self.token = secrets.token_hex(32)
         self._needs = {"num_cpus": 0, "num_gpus": ranks} if on_gpu else {"num_cpus": ranks}
         self._actors: dict[ReplicaId, Any] = {}
         self._addresses: dict[str, ReplicaId] = {}
@@ -129,7 +132,7 @@ class RayLauncher:
     def _actor(self, replica: ReplicaId) -> Any:
         if replica not in self._actors:
             made = self._ray.remote(Keeper).options(**self._needs, max_restarts=0)
-            self._actors[replica] = made.remote(self._config, self._token, replica)
+            self._actors[replica] = made.remote(self._config, self.token, replica)
         return self._actors[replica]
 
     def _drop(self, replica: ReplicaId) -> None:

@@ -36,7 +36,7 @@ from squall.live.host import Host
 from squall.live.hosts import host_maker
 from squall.live.loop import run
 from squall.live.rpc.generated import squall_pb2 as pb
-from squall.live.rpc.service import OPTIONS, SERVICE, handler
+from squall.live.rpc.service import OPTIONS, SERVICE, answers, handler, introduce
 from squall.live.served import served_model
 from squall.live.session import Session
 from squall.live.transport.segment import HostCopies
@@ -55,6 +55,7 @@ class Worker:
 
     Args:
         hosts: the replicas that live here.
+        token: what all workers of the fleet know; only a head that does gets a session.
         drain_timeout_s: how long running requests may take to finish once the end is wanted.
         grace_s: how long to wait without any session.
 
@@ -63,8 +64,9 @@ class Worker:
         grace_s: as given; may change at any time.
     """
 
-    def __init__(self, hosts: Sequence[Host], drain_timeout_s: float, grace_s: float) -> None:
+    def __init__(self, hosts: Sequence[Host], token: str, drain_timeout_s: float, grace_s: float) -> None:
         self.orphaned = False
+        self._token = token
         self._hosts = {host.replica: host for host in hosts}
         self._drain_timeout_s = drain_timeout_s
         self.grace_s = grace_s
@@ -132,10 +134,13 @@ class Worker:
 
     async def _host_of(self, requests: AsyncIterator[pb.ToReplica], context: Context) -> tuple[Host, bool]:
         """The replica that the first message opens, and whether it counts as settled; otherwise the call is aborted."""
+        nonce = await introduce(context, self._token)
         first = await anext(aiter(requests), None)
         if first is None or not first.HasField("open"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a session must be open")
         assert first is not None
+        if not answers(first.open.proof, self._token, nonce):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "only a head that knows this fleet's token gets a session here")
         host = self._hosts.get(first.open.replica)
         if host is None:
             known = ", ".join(map(str, self._hosts))
@@ -201,21 +206,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = configuration.load(given.config)
         if given.device is not None:
             config = msgspec.structs.replace(config, serve=msgspec.structs.replace(config.serve, device=given.device))
-        make = host_maker(config, served_model(config), _token(given), given.listen, given.nics)
+        token = _token(given)
+        make = host_maker(config, served_model(config), token, given.listen, given.nics)
         name = f"events-{given.replicas[0]}-{os.getpid()}.jsonl.zst"
         log = open_log(given.logs / name, given_up=_log_given_up) if config.serve.event_log else None
         hosts = [make(replica, log) for replica in given.replicas]
         for host in hosts:
             host.thread.call(host.come_up)
         with log or contextlib.nullcontext():
-            return run(_main(given, hosts, config))
+            return run(_main(given, hosts, config, token))
     except SquallError as error:
         print(f"worker: error: {error}", file=sys.stderr)  # noqa: T201
         return 2
 
 
-async def _main(given: argparse.Namespace, hosts: Sequence[Host], config: Config) -> int:
-    worker = Worker(hosts, config.serve.drain_timeout_s, given.grace_s)
+async def _main(given: argparse.Namespace, hosts: Sequence[Host], config: Config, token: str) -> int:
+    worker = Worker(hosts, token, config.serve.drain_timeout_s, given.grace_s)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, worker.end)
     loop.set_exception_handler(lambda loop, context: _bug(loop, context, worker))
@@ -235,7 +241,7 @@ async def _main(given: argparse.Namespace, hosts: Sequence[Host], config: Config
 def _token(given: argparse.Namespace) -> str:
     """What all workers of the fleet know: the first line of standard input, where nobody else can read it, or SQUALL_TOKEN.
 
-    A worker that was told nothing is reached by no peer.
+    A worker that was told nothing is reached by nobody.
     """
     if given.with_parent:
         return sys.stdin.readline().strip() or secrets.token_hex()

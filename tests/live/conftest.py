@@ -19,6 +19,8 @@ from squall.perf.latency import BatchShape, Progression
 from squall.policies.batching import Vllm
 
 TOKENIZER = ByteTokenizer()
+TOKEN = "ours"
+"""What the heads and workers of tests know."""
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +74,7 @@ def serving() -> Serving:
     async def serve(
         hosts: Sequence[Host], drain_timeout_s: float = 5.0, grace_s: float = 60.0
     ) -> AsyncIterator[tuple[Worker, str]]:
-        worker = Worker(hosts, 5.0, grace_s)
+        worker = Worker(hosts, TOKEN, 5.0, grace_s)
         listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         running = asyncio.create_task(worker.serve("127.0.0.1:0", listening.set_result))
         try:

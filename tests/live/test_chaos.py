@@ -18,7 +18,7 @@ async def test_no_token_changes_in_many_runs() -> None:
     total, broken = await chaos.tally(60, 1_000)
     assert broken == []
     assert total["batches handed over"] > 10
-    assert total["replicas lost"] > 20
+    assert total["replicas lost"] > 10
     assert total["sendings of KV"] > 100
 
 

@@ -30,6 +30,8 @@ from squall.policies.route import Pull
 class Here:
     """A launcher whose workers live in this process; one worker a replica, made anew at each start."""
 
+    token = "ours"
+
     def __init__(self, make: Callable[[ReplicaId], Host]) -> None:
         self.make = make
         self.hosts: dict[ReplicaId, Host] = {}
@@ -39,7 +41,7 @@ class Here:
     async def start(self, replica: ReplicaId) -> str:
         self.num_starts += 1
         host = self.hosts[replica] = self.make(replica)
-        worker = Worker([host], 5.0, 60.0)
+        worker = Worker([host], self.token, 5.0, 60.0)
         listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         running = asyncio.create_task(worker.serve("127.0.0.1:0", listening.set_result))
         self.workers[replica] = (worker, running, listening)  # whoever asked may go before it listens: it is stopped all the same

@@ -26,7 +26,7 @@ from squall.core.events import (
 )
 from squall.core.fleet_view import Place, Transfer
 from squall.core.types import MILLISECOND, MachineId, Request
-from squall.errors import ModelError
+from squall.errors import ModelError, PeerLost
 from squall.live.activations import ActivationsOffer
 from squall.live.engine.emulated import EmulatedEngine
 from squall.live.engine.interface import Job, RunEnded, Sampling, TokenOut
@@ -34,9 +34,10 @@ from squall.live.host import Host
 from squall.live.rpc.client import ReplicaClient
 from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.rpc.generated import squall_pb2 as pb
-from squall.live.rpc.service import SERVICE, session_of
+from squall.live.rpc.service import SERVICE, Introduction, session_of
 from squall.live.transport.kv import KvOffer
 from squall.live.worker import _replicas
+from tests.live.conftest import TOKEN
 
 
 class Ear:
@@ -119,9 +120,9 @@ class Talk:
 
 
 @asynccontextmanager
-async def talking(address: str, replica: int = 0) -> AsyncIterator[Talk]:
+async def talking(address: str, replica: int = 0, token: str = TOKEN) -> AsyncIterator[Talk]:
     ear = Ear()
-    client = ReplicaClient(replica, ear)
+    client = ReplicaClient(replica, ear, token)
     over = asyncio.create_task(client.run(address))
     try:
         yield Talk(client, ear, over)
@@ -313,6 +314,38 @@ async def test_a_session_begins_with_its_replica(serving: Any, make_host: Any) -
             await call.read()
 
 
+async def test_a_head_that_does_not_know_the_token_gets_no_session(serving: Any, make_host: Any) -> None:
+    host = make_host()
+    async with serving([host]) as (_, address):
+        introduction = Introduction("a guess")
+        async with grpc.aio.insecure_channel(address) as channel:
+            call = session_of(channel)(None, metadata=introduction.metadata)
+            with pytest.raises(PeerLost, match="does not know the token"):  # an honest head goes away here
+                await introduction.answer(call)
+            await call.write(pb.ToReplica(open=pb.Open(replica=0, proof=b"a guess")))
+            with pytest.raises(grpc.aio.AioRpcError, match="only a head that knows this fleet's token") as refused:
+                await call.read()
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert host.session is None
+        async with talking(address) as talk:
+            await talk.bring_up()
+
+
+async def test_a_worker_that_does_not_know_the_token_gets_no_request(serving: Any, make_host: Any) -> None:
+    async with serving([make_host()]) as (_, address), talking(address, token="another") as talk:
+        assert await talk.over == "what listens there is no worker of this fleet: it does not know the token"
+
+
+async def test_a_proof_that_was_overheard_opens_nothing(serving: Any, make_host: Any) -> None:
+    async with serving([make_host()]) as (_, address), grpc.aio.insecure_channel(address) as channel:
+        introduction = Introduction(TOKEN)
+        overheard = await introduction.answer(session_of(channel)(None, metadata=introduction.metadata))
+        call = session_of(channel)(None, metadata=introduction.metadata)
+        await call.write(pb.ToReplica(open=pb.Open(replica=0, proof=overheard)))
+        with pytest.raises(grpc.aio.AioRpcError, match="only a head that knows this fleet's token"):
+            await call.read()
+
+
 async def test_the_standard_health_service_answers(make_host: Any, serving: Any) -> None:
     async with serving([make_host()]) as (_, address), grpc.aio.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -323,7 +356,7 @@ async def test_the_standard_health_service_answers(make_host: Any, serving: Any)
 
 async def test_a_silent_worker_counts_as_lost() -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
-        client = ReplicaClient(0, Ear(), silence_s=0.2)
+        client = ReplicaClient(0, Ear(), TOKEN, silence_s=0.2)
         assert await client.run(f"127.0.0.1:{deaf.getsockname()[1]}") == "no sign of life for 0.2 s"
 
 

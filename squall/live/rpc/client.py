@@ -16,12 +16,13 @@ import grpc
 from squall.core.actions import AnyAction
 from squall.core.events import AnyEvent, HandedOver
 from squall.core.types import MachineId, ReplicaId, RequestId
+from squall.errors import SquallError
 from squall.live.activations import ActivationsOffer
 from squall.live.engine.interface import Job, TokenOut
 from squall.live.rpc import convert
 from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.rpc.generated import squall_pb2 as pb
-from squall.live.rpc.service import OPTIONS, session_of
+from squall.live.rpc.service import OPTIONS, Introduction, session_of
 from squall.live.transport.kv import KvOffer
 
 SILENCE_S = 10.0
@@ -47,12 +48,16 @@ class ReplicaClient:
     Args:
         replica: its id.
         listener: hears what comes.
+        token: what all workers of the fleet know.
         silence_s: after how much silence the replica counts as lost.
         settled: the fleet begins with it (see `Open`).
     """
 
-    def __init__(self, replica: ReplicaId, listener: Listener, silence_s: float = SILENCE_S, *, settled: bool = False) -> None:
+    def __init__(
+        self, replica: ReplicaId, listener: Listener, token: str, silence_s: float = SILENCE_S, *, settled: bool = False
+    ) -> None:
         self.replica = replica
+        self._token = token
         self._settled = settled
         self._listener = listener
         self._silence_s = silence_s
@@ -76,8 +81,9 @@ class ReplicaClient:
         loop = asyncio.get_running_loop()
         self._heard_at = loop.time()
         async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
-            call = session_of(channel)(None, wait_for_ready=True)
-            tasks = [loop.create_task(part) for part in (self._write(call), self._read(call), self._watch())]
+            introduction = Introduction(self._token)
+            call = session_of(channel)(None, wait_for_ready=True, metadata=introduction.metadata)
+            tasks = [loop.create_task(part) for part in (self._write(call, introduction), self._read(call), self._watch())]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 return _why(done)
@@ -87,8 +93,9 @@ class ReplicaClient:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[pb.ToReplica, pb.FromReplica]) -> str:
-        await call.write(pb.ToReplica(open=pb.Open(replica=self.replica, settled=self._settled)))
+    async def _write(self, call: grpc.aio.StreamStreamCall[pb.ToReplica, pb.FromReplica], introduction: Introduction) -> str:
+        proof = await introduction.answer(call)
+        await call.write(pb.ToReplica(open=pb.Open(replica=self.replica, settled=self._settled, proof=proof)))
         while True:
             await call.write(await self._outbox.get())
 
@@ -142,4 +149,6 @@ def _why(done: set[asyncio.Task[str]]) -> str:
 def _one_line(error: BaseException) -> str:
     if isinstance(error, grpc.aio.AioRpcError):
         return f"{error.code().name.lower().replace('_', ' ')}: {error.details() or 'the connection broke'}"
+    if isinstance(error, SquallError):
+        return str(error)
     return f"{type(error).__name__}: {error}".splitlines()[0]

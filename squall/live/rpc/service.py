@@ -7,7 +7,9 @@ from typing import Any
 
 import grpc
 
+from squall.errors import PeerLost
 from squall.live.rpc.generated import squall_pb2 as pb
+from squall.live.transport.frames import nonce, proof, proves
 
 SERVICE = "squall.v1.Worker"
 SESSION = f"/{SERVICE}/Session"
@@ -29,6 +31,10 @@ OPTIONS: list[tuple[str, Any]] = [
 ]
 """A peer that is gone without a word (cable, power) is noticed within ten seconds."""
 
+NONCE, PROOF = "squall-nonce-bin", "squall-proof-bin"
+HEAD, WORKER = "head", "worker"
+"""The two sides of a proof."""
+
 Session = Callable[[AsyncIterator[pb.ToReplica], "grpc.aio.ServicerContext[pb.ToReplica, pb.FromReplica]"], Awaitable[None]]
 
 
@@ -47,3 +53,42 @@ def session_of(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamMultiCallable[
     return channel.stream_stream(
         SESSION, request_serializer=pb.ToReplica.SerializeToString, response_deserializer=pb.FromReplica.FromString
     )
+
+
+# -- both ends prove that they know the fleet's token (see `Open` in squall.proto)
+
+
+class Introduction:
+    """The head's side of one call.
+
+    Args:
+        token: what all workers of the fleet know.
+
+    Attributes:
+        metadata: of the call.
+    """
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._nonce = nonce()
+        self.metadata = ((NONCE, self._nonce),)
+
+    async def answer(self, call: grpc.aio.StreamStreamCall[pb.ToReplica, pb.FromReplica]) -> bytes:
+        """Our proof, once the worker has given its own. Raises PeerLost where it cannot."""
+        said = dict(await call.initial_metadata() or ())
+        if not proves(bytes(said.get(PROOF, b"")), self._token, WORKER, self._nonce):
+            raise PeerLost("what listens there is no worker of this fleet: it does not know the token")
+        return proof(self._token, HEAD, bytes(said.get(NONCE, b"")))
+
+
+async def introduce(context: grpc.aio.ServicerContext[pb.ToReplica, pb.FromReplica], token: str) -> bytes:
+    """The worker's side: prove ourselves; returns the nonce that `Open` has to answer."""
+    asked = dict(context.invocation_metadata() or ()).get(NONCE, b"")
+    ours = nonce()
+    await context.send_initial_metadata(((NONCE, ours), (PROOF, proof(token, WORKER, bytes(asked)))))
+    return ours
+
+
+def answers(given: bytes, token: str, ours: bytes) -> bool:
+    """Whether `Open` proved that it knows the token."""
+    return proves(given, token, HEAD, ours)
