@@ -81,6 +81,7 @@ class Controller:
 
     Attributes:
         traffic: the router; to be set before the first event.
+        roles, capacity: see `ScaleView`.
     """
 
     def __init__(self, plan: FleetPlan, scale: ScalePolicy, load: LoadPolicy | None = None) -> None:
@@ -97,6 +98,8 @@ class Controller:
         self._constant = bool(getattr(scale, "constant", False)) or not plan.is_elastic
         memory = Memory.of(scale)
         self._states = {role: RoleState(role, bounds, plan, memory) for role, bounds in plan.bounds.items()}
+        self.roles = cast(Mapping[Role, RoleView], self._states)
+        self.capacity: Capacity | None = plan.capacity
         self._fleet = Fleet(plan.slots, self._states, NoTraffic())
         self._nodes = Nodes(self._fleet)
         self._pairs = LivePairs(self._fleet, plan.live_layers)
@@ -113,14 +116,6 @@ class Controller:
         self._fleet.traffic = traffic
         for role, state in self._states.items():
             state.demand = traffic.demand(role)
-
-    @property
-    def roles(self) -> Mapping[Role, RoleView]:
-        return cast(Mapping[Role, RoleView], self._states)
-
-    @property
-    def capacity(self) -> Capacity | None:
-        return self.plan.capacity
 
     @property
     def states(self) -> Mapping[Role, RoleState]:

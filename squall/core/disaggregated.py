@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from squall.core.actions import AnyAction
 from squall.core.demand import Demand
-from squall.core.events import AnyEvent, Rejection, ReplicaDown, ReplicaUp, RoleChanged
+from squall.core.events import AnyEvent, Progressed, Rejection, ReplicaDown, ReplicaUp, RoleChanged
 from squall.core.finish_rate import UNKNOWN_WAIT_S
 from squall.core.fleet_view import RoutePolicy
 from squall.core.handoff_queue import HandoffQueue
@@ -56,6 +56,8 @@ class DisaggregatedRouter(HandoffRouter):
         return self._handoffs.demand if role is Role.DECODE else self._demand
 
     def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
+        if type(event) is Progressed:
+            return self._progressed(event, now)
         match event:
             case RoleChanged(replica, role):
                 backend = self._backends.get(replica)

@@ -31,7 +31,7 @@ from squall.core.events import (
     RoleChanged,
     Surrendered,
 )
-from squall.core.handoff_source import HandoffSource
+from squall.core.handoff_source import HandoffSource, NextBoundary
 from squall.core.handoff_target import HandoffTarget
 from squall.core.types import FOREVER, ROUTER, ReplicaId, RequestId, Role
 
@@ -83,23 +83,23 @@ class Handoffs:
         role: PREFILL holds what it has computed; others decode it.
     """
 
-    __slots__ = ("_id", "_moving", "_pool", "_returning", "_running", "_source", "_stirred", "_target", "role")
+    __slots__ = ("_id", "_moving", "_next", "_pool", "_returning", "_running", "_source", "_target", "role")
 
     def __init__(self, id: ReplicaId, pool: BlockPool, running: dict[RequestId, Work], block_size: int, seats: int) -> None:
         self.role = Role.BOTH
         self._id = id
         self._pool = pool
         self._running = running
-        self._source = HandoffSource(id)
-        self._target = HandoffTarget(id, pool, running, block_size, seats)
+        self._next = NextBoundary()
+        self._source = HandoffSource(id, self._next)
+        self._target = HandoffTarget(id, pool, running, block_size, seats, self._next)
         self._moving: dict[RequestId, None] = {}  # in the order of asking
         self._returning: dict[RequestId, None] = {}  # likewise
-        self._stirred = False  # since somebody is to go
 
     @property
     def stirred(self) -> bool:
         """Something waits for the next boundary that could change it."""
-        return self._stirred or self._source.stirred or self._target.stirred
+        return self._next.awaited
 
     @property
     def num_held(self) -> int:
@@ -154,10 +154,10 @@ class Handoffs:
                     self._target.disown(request)
             case MoveWanted(requests):
                 self._moving.update(dict.fromkeys(requests))
-                self._stirred = True
+                self._next.awaited = True
             case ReturnWanted(requests):
                 self._returning.update(dict.fromkeys(requests))
-                self._stirred = True
+                self._next.awaited = True
             case KeepWanted(requests):
                 return self._seated(self._source.keep(requests))
             case ReplicaDown(replica, lost):
@@ -207,8 +207,9 @@ class Handoffs:
     @property
     def is_quiet(self) -> bool:
         """A boundary changes nothing here."""
-        waiting = self._source.just_held or self._target.arrived or self._target.offers or self._moving or self._returning
-        return not (self.stirred or waiting)
+        target = self._target
+        waiting = self._source.just_held or target.arrived or target.offers or self._moving or self._returning
+        return not (self._next.awaited or waiting)
 
     def at_boundary(self, owner: Owner, has_preempted: bool, cancelled: Sequence[RequestId]) -> Boundary:
         """Let go, give back, join, take: in this order.
@@ -222,9 +223,9 @@ class Handoffs:
         found = Boundary()
         actions = found.actions
         returned = self._let_go(owner) if self._moving or self._returning else ()
-        self._stirred = source.stirred = target.stirred = False
+        self._next.awaited = False
         if source.just_held:
-            found.held = tuple(sorted(source.just_held, key=_request))
+            found.held = tuple(sorted(source.just_held, key=_request) if len(source.just_held) > 1 else source.just_held)
             actions.append(Hold(tuple(held.request for held in found.held)))
             source.just_held.clear()
         if returned:

@@ -19,6 +19,7 @@ from squall.core.entries import Entry
 from squall.core.events import (
     Adopted,
     AnyEvent,
+    Arrived,
     Cancelled,
     Disowned,
     Dropped,
@@ -77,11 +78,13 @@ class HandoffRouter(Router):
         self._owed: dict[ReplicaId, set[ReplicaId]] = {}  # who may wait for a word of whom about KV that is of no use any more
 
     def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
+        if type(event) is Adopted:
+            return self._adopted(event.replica, event.request)
+        if type(event) is Arrived:
+            return self._arrived(event.request, now)
         match event:
             case Progressed():
                 return self._progressed(event, now)
-            case Adopted(replica, request):
-                return self._adopted(replica, request)
             case HandoffFailed():
                 return self._handoff_failed(event, now)
             case NotHeld(replica, request):
@@ -100,18 +103,20 @@ class HandoffRouter(Router):
 
     def _progressed(self, event: Progressed, now: Nanos) -> list[AnyAction]:
         actions: list[AnyAction] = []
+        moving = self._moves.waiting or self._moves.asked
         for request in event.finished:
             entry = self._entries.get(request)
             if entry is not None and entry.held is not None:  # it ends where it is held
                 actions += self._take_back(entry)
-            elif entry is not None:
+            elif entry is not None and moving:
                 actions += self._stop_moving((entry,))
         backend = self._backends.get(event.replica)
         actions += super()._progressed(event, now)
         if event.held and backend is not None:
             for held in event.held:
                 entry = self._step(held.request, backend, "held")
-                self._moves.leave(entry)
+                if moving:
+                    self._moves.leave(entry)
                 self._handoffs.hold(entry, held, now)
                 if entry.phase is RequestPhase.CANCELLING:
                     self._handoffs.withdraw(entry)

@@ -41,29 +41,42 @@ class HeldWork:
         return self.sending is not None or self.wanted is not None
 
 
+class NextBoundary:
+    """Between two runs.
+
+    Attributes:
+        awaited: something waits for it that it could change.
+    """
+
+    __slots__ = ("awaited",)
+
+    def __init__(self) -> None:
+        self.awaited = False
+
+
 class HandoffSource:
     """See the module.
 
     Args:
         id: the replica.
+        next_boundary: its own.
 
     Attributes:
         held: requests that wait here, or are being sent.
         just_held: since the last boundary; the router hears of them there.
         leaving: whose blocks become free at the next boundary.
         staying: who decodes here after all, for the target's part to seat.
-        stirred: something waits for the next boundary that could change it.
     """
 
-    __slots__ = ("_disowned", "_id", "held", "just_held", "leaving", "staying", "stirred")
+    __slots__ = ("_disowned", "_id", "_next", "held", "just_held", "leaving", "staying")
 
-    def __init__(self, id: ReplicaId) -> None:
+    def __init__(self, id: ReplicaId, next_boundary: NextBoundary) -> None:
         self._id = id
         self.held: dict[RequestId, HeldWork] = {}
         self.just_held: list[Held] = []
         self.leaving: list[HeldWork] = []
         self.staying: list[Work] = []
-        self.stirred = False
+        self._next = next_boundary
         self._disowned: list[HeldWork] = []  # of no use, but still read from
 
     @property
@@ -142,8 +155,9 @@ class HandoffSource:
 
     def begin_anew(self, request: RequestId) -> None:
         """It comes to be computed here once more."""
-        for held in (*self.leaving, *self._disowned):
-            held.anew |= held.work.request.id == request
+        if self.leaving or self._disowned:
+            for held in (*self.leaving, *self._disowned):
+                held.anew |= held.work.request.id == request
 
     def disown(self, request: RequestId) -> None:
         """The rest of its KV is lost: what is here is of no use."""
@@ -167,7 +181,7 @@ class HandoffSource:
             if sent is not None and sent.request == request and sent.to == to:
                 self._disowned.remove(held)
                 self.leaving.append(held)
-                self.stirred = True
+                self._next.awaited = True
                 return failed(sent)
         return None
 
@@ -175,7 +189,7 @@ class HandoffSource:
         """Its blocks become free when the run ends."""
         del self.held[held.work.request.id]
         self.leaving.append(held)
-        self.stirred = True
+        self._next.awaited = True
 
     # -- those that decode here after all
 
@@ -196,7 +210,7 @@ class HandoffSource:
         for held in some:
             del self.held[held.work.request.id]
             self.staying.append(held.work)
-        self.stirred = True
+        self._next.awaited = True
         return [Send(ROUTER, Kept(self._id, tuple(held.work.request.id for held in some)))]
 
 

@@ -13,6 +13,7 @@ from squall.core.actions import AnyAction, Join, Reserve, Send
 from squall.core.blocks import BlockPool
 from squall.core.decodes import DecodeGroup, Work
 from squall.core.events import Adopted, Dropped, KvArrived, KvWanted, NotHeld, Offered
+from squall.core.handoff_source import NextBoundary
 from squall.core.types import ROUTER, ReplicaId, RequestId
 
 
@@ -46,23 +47,26 @@ class HandoffTarget:
         pool, running: the replica's own: its blocks, and the requests that it works on.
         block_size: tokens of a block.
         seats: the most requests that it works on at once.
+        next_boundary: its own.
 
     Attributes:
         offers: those without blocks.
         arrived: complete; they join the decodes at the next boundary with a seat for them.
         unwanted: whose blocks become free at the next boundary.
-        stirred: something waits for the next boundary that could change it.
     """
 
     __slots__ = (
-        "_block_size", "_expected", "_id", "_lapsed", "_pool", "_running", "_seats", "arrived", "offers", "stirred", "unwanted",
+        "_block_size", "_expected", "_id", "_lapsed", "_next", "_pool", "_running", "_seats", "arrived", "offers", "unwanted",
     )  # fmt: skip
 
-    def __init__(self, id: ReplicaId, pool: BlockPool, running: dict[RequestId, Work], block_size: int, seats: int) -> None:
+    def __init__(
+        self, id: ReplicaId, pool: BlockPool, running: dict[RequestId, Work], block_size: int, seats: int,
+        next_boundary: NextBoundary,
+    ) -> None:  # fmt: skip
         self.offers: deque[ComingWork] = deque()
         self.arrived: list[ComingWork] = []
         self.unwanted: list[ComingWork] = []
-        self.stirred = False
+        self._next = next_boundary
         self._id = id
         self._pool = pool
         self._running = running
@@ -97,12 +101,12 @@ class HandoffTarget:
     def _queue(self, coming: ComingWork) -> None:
         self.offers.append(coming)
         if len(self.offers) == 1:
-            self.stirred = True  # behind another one that waits for blocks it can change nothing
+            self._next.awaited = True  # behind another one that waits for blocks it can change nothing
 
     def seat(self, work: Work) -> None:
         """Its KV is here already, and it decodes here from now on."""
         self.arrived.append(ComingWork(Offered(work.request, work.target, ()), work))
-        self.stirred = True
+        self._next.awaited = True
 
     def arrive(self, event: KvArrived) -> list[AnyAction]:
         layers = event.first_layer, event.last_layer
@@ -116,7 +120,7 @@ class HandoffTarget:
         if coming.missing:
             return []
         del self._expected[event.request]
-        self.stirred = True
+        self._next.awaited = True
         if coming.failed:
             self.unwanted.append(coming)
             return []
@@ -125,8 +129,9 @@ class HandoffTarget:
 
     def begin_anew(self, request: RequestId) -> None:
         """It comes to be computed here."""
-        for coming in (*self.unwanted, *self._lapsed.values()):
-            coming.anew |= coming.work.request.id == request
+        if self.unwanted or self._lapsed:
+            for coming in (*self.unwanted, *self._lapsed.values()):
+                coming.anew |= coming.work.request.id == request
         if (coming_still := self._expected.get(request)) is not None:
             coming_still.anew = True
 
@@ -148,7 +153,7 @@ class HandoffTarget:
         if not coming.missing:
             del self._expected[coming.work.request.id]
             self.unwanted.append(coming)
-            self.stirred = True
+            self._next.awaited = True
 
     def _answered(self, request: RequestId, layers: tuple[int, int]) -> None:
         """Nobody writes these layers of a lapsed one any more. After its last ones the request may have blocks again."""
@@ -158,7 +163,7 @@ class HandoffTarget:
             return
         del self._lapsed[request]
         self.unwanted.append(lapsed)
-        self.stirred = True
+        self._next.awaited = True
         if (anew := self._expected.get(request)) is not None:
             self._queue(anew)
 
@@ -167,7 +172,7 @@ class HandoffTarget:
         for coming in self.arrived:
             if coming.work.request.id == request:
                 coming.gone = True
-                self.stirred = True
+                self._next.awaited = True
                 return
         expected = self._expected.get(request)
         if expected is None:
@@ -210,7 +215,7 @@ class HandoffTarget:
         if request not in self._lapsed:
             self.offers.remove(coming)
         del self._expected[request]
-        self.stirred = True  # whoever comes next may need fewer blocks
+        self._next.awaited = True  # whoever comes next may need fewer blocks
 
     # -- between two runs
 
@@ -247,4 +252,5 @@ class HandoffTarget:
         return True
 
     def _num_reserved(self) -> int:
-        return len(self._expected) - len(self.offers) - len(self._expected.keys() & self._lapsed.keys())
+        waiting = len(self._expected.keys() & self._lapsed.keys()) if self._lapsed else 0
+        return len(self._expected) - len(self.offers) - waiting

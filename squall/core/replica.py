@@ -160,7 +160,7 @@ class Replica:
             return []
         before = self.handoffs.stirred
         self.handoffs.cancel(request)
-        return self._stir(before, now)
+        return [] if before or not self.handoffs.stirred else self.nudge(now)  # once is enough
 
     def _hand_off(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
         if self.handoffs is None:
@@ -169,15 +169,7 @@ class Replica:
         actions = self.handoffs.handle(event)
         if actions is None:
             raise TypeError(f"replica {self.id} cannot handle {type(event).__name__}")
-        return actions + self._stir(before, now)
-
-    def _stir(self, before: bool, now: Nanos) -> list[AnyAction]:
-        """Let a boundary come soon, if a hand-off needs one and none was asked for before."""
-        if self.handoffs is None or before or not self.handoffs.stirred:
-            return []
-        if not self._busy:
-            self.wake_at = now
-        return self._cut()
+        return actions if before or not self.handoffs.stirred else actions + self.nudge(now)
 
     def _cut(self) -> list[AnyAction]:
         self._open = False

@@ -1,6 +1,6 @@
 """The words that events, actions and machines share. Knows no behaviour."""
 
-from enum import Enum
+from enum import StrEnum
 from typing import Final
 
 from msgspec import Struct
@@ -26,7 +26,7 @@ FOREVER: Final = 1 << 60
 """Longer than any run: a plan without an end of its own."""
 
 
-class Role(Enum):
+class Role(StrEnum):
     """Which phase of a request a replica serves."""
 
     PREFILL = "prefill"
