@@ -147,6 +147,7 @@ class LocalLauncher:
             self._extra = (*self._extra, "--outlive-s", f"{estate.outlive_s:g}")
             for survivor in estate.survivors:
                 self._take_over(survivor)
+        self._ending: dict[asyncio.Task[None], _Worker] = {}
         self._wanted: set[ReplicaId] = set()
         self._filling: asyncio.TimerHandle | None = None
 
@@ -175,7 +176,7 @@ class LocalLauncher:
             raise ReplicaFailed(f"a worker cannot be started: {error}") from None
         finally:
             if dead is not None:
-                await dead.end(at_once=True)
+                await self._end(dead, at_once=True)
         self._wanted.add(replica)
         self.attend()
         try:
@@ -183,7 +184,7 @@ class LocalLauncher:
         except SquallError:
             if self._workers.get(group) is worker:
                 del self._workers[group]
-            await worker.end(at_once=True)
+            await self._end(worker, at_once=True)
             raise
         self._note()
         return address
@@ -195,28 +196,35 @@ class LocalLauncher:
             return
         warm = self.warm
         if group not in warm or len(warm) > self._warm:
-            await self._workers.pop(group).end()
+            await self._end(self._workers.pop(group))
 
     async def kill(self, address: str) -> None:
         for group, worker in list(self._workers.items()):
             if worker.address == address:
                 del self._workers[group]
-                await worker.end(at_once=True)
+                await self._end(worker, at_once=True)
                 self.attend()
 
     async def close(self) -> None:
         if self._filling is not None:
             self._filling.cancel()
         workers, self._workers = list(self._workers.values()), {}
-        await asyncio.gather(*(worker.end() for worker in workers))
+        await asyncio.gather(*self._ending, *(worker.end() for worker in workers))
 
     def kill_all(self) -> None:
         """Whatever is left, at once, without a loop."""
-        for worker in self._workers.values():
+        for worker in (*self._workers.values(), *self._ending.values()):
             _kill(worker.process)
             worker.process.wait()
             worker.close_pipes()
         self._workers.clear()
+
+    async def _end(self, worker: _Worker, *, at_once: bool = False) -> None:
+        """It ends, and what it had open is closed, though whoever waits for that be called off."""
+        ending = asyncio.create_task(worker.end(at_once=at_once))
+        self._ending[ending] = worker
+        ending.add_done_callback(self._ending.pop)
+        await asyncio.shield(ending)
 
     @property
     def warm(self) -> list[tuple[ReplicaId, ...]]:
