@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ async def test_what_a_process_had_open_is_closed_though_nobody_waits_for_its_end
     address = await launcher.start(0)
     process = launcher._workers[(0,)].process
     if by == "start of the next one":
-        process.kill()
+        os.kill(process.pid, signal.SIGKILL)
         await asyncio.to_thread(process.wait)
     ways = {"stop": launcher.stop(0), "kill": launcher.kill(address), "start of the next one": launcher.start(0)}
     asked = asyncio.create_task(ways.pop(by))
