@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from squall.core.types import Nanos
-from squall.sim.shares import NANO, Flow, FlowId, Link, fair_rates, is_narrow
+from squall.sim.shares import NANO, UNLIMITED, Flow, FlowId, Link, fair_rates
 
 
 class Arrived(NamedTuple):
@@ -145,7 +145,7 @@ class Network:
             raise ValueError(f"link {link}: its bandwidth must be at least 0 bytes/s, not {bandwidth}")
         self._run(now)
         changed = self._links[link]
-        concerned = self._concerned(changed.flows)
+        concerned, _ = self._concerned(changed.flows)
         self._num_broken += (not int(bandwidth)) - (not changed.bandwidth)
         changed.bandwidth = int(bandwidth)
         for flow in changed.flows:
@@ -156,7 +156,7 @@ class Network:
         for waiting in self._flows.values():
             if not waiting.started and changed in waiting.path:
                 waiting.narrowest = min(on.bandwidth for on in waiting.path)
-        self._share(self._concerned(concerned))
+        self._share(concerned)
 
     def advance(self, now: Nanos) -> list[Arrived]:
         """Let time pass until `now`, which never decreases; returns what has arrived since the last call, in order."""
@@ -198,7 +198,7 @@ class Network:
             upstream.settle(self._now)
             if upstream.moved - flow.moved <= flow.lag:
                 flow.tied = True
-                self._share(self._concerned((flow,)))
+                self._share((flow,))
         self._schedule(flow)
 
     def _schedule(self, flow: Flow) -> None:
@@ -226,7 +226,7 @@ class Network:
             if demand > link.bandwidth:
                 narrow = True
         if narrow:
-            self._share(self._concerned((flow,)))
+            self._share((flow,))
             return
         flow.rate = flow.narrowest  # what most flows of a calm network get, at the least cost
         if self._record:
@@ -240,16 +240,19 @@ class Network:
         flow.settle(self._now)
         beyond = max(flow.moved - flow.targets[-1], 0)  # ends are whole nanoseconds: of the last one a part is not needed
         flow.moved -= beyond
-        concerned: dict[Flow, None] = {}
+        beside: dict[Flow, None] = {}
         if flow.upstream is not None:
             flow.upstream.followers.remove(flow)
         if flow.started:
-            if flow.followers or is_narrow(flow.path):
-                concerned = self._concerned((flow,))
-                del concerned[flow]
             for link in flow.path:
+                if link.demand > link.bandwidth:
+                    beside.update(link.flows)
                 del link.flows[flow]
                 link.demand -= flow.narrowest
+            beside.update((follower, None) for follower in flow.followers if follower.tied)
+            if flow.tied and flow.upstream is not None:
+                beside[flow.upstream] = None
+            beside.pop(flow, None)
             if self._record:
                 self._add_rate(flow.path, -flow.rate)
                 for link in flow.path:
@@ -257,32 +260,42 @@ class Network:
         flow.due = None
         flow.rate = 0
         del self._flows[flow.id]
-        for follower in flow.followers:
+        if flow.followers:
+            self._set_free(flow.followers)
+        if beside:
+            self._share(beside)
+        return flow.moved
+
+    def _set_free(self, followers: list[Flow]) -> None:
+        """Their upstream has ended."""
+        for follower in followers:
             follower.upstream = None
             follower.tied = False
-        opened = False
-        for follower in flow.followers:
+        for follower in followers:
             if not follower.started:
                 self._open(follower)  # the upstream had less than a chunk
-                opened = True
-            elif follower not in concerned:
+            else:
                 self._schedule(follower)
-        if concerned:
-            self._share(self._concerned(concerned) if opened else concerned)  # with one flow less nobody else is concerned
-        return flow.moved
 
     # -- shares
 
-    def _concerned(self, flows: Iterable[Flow]) -> dict[Flow, None]:
-        """Those, and all whose shares may depend on theirs: over links that are too narrow for all, and along chains."""
+    def _concerned(self, flows: Iterable[Flow]) -> tuple[dict[Flow, None], Link | None]:
+        """Those, and all whose shares may depend on theirs: over links that are too narrow for all, and along chains.
+
+        Also the link of which each gets an equal share where nothing else holds any of them back: the most frequent case.
+        """
         found: dict[Flow, None] = dict.fromkeys(flows)
         queue = list(found)
         seen: set[Link] = set()
+        fullest, share, least = None, UNLIMITED, UNLIMITED
         for flow in queue:
             for link in flow.path:
                 if link.demand > link.bandwidth and link not in seen:
                     seen.add(link)
-                    for other in link.flows:
+                    others = link.flows
+                    if link.bandwidth // len(others) < share:
+                        fullest, share = link, link.bandwidth // len(others)
+                    for other in others:
                         if other not in found:
                             found[other] = None
                             queue.append(other)
@@ -291,14 +304,24 @@ class Network:
                     if follower.tied and follower not in found:
                         found[follower] = None
                         queue.append(follower)
-            if flow.tied and flow.upstream is not None and flow.upstream not in found:
-                found[flow.upstream] = None
-                queue.append(flow.upstream)
-        return found
+            if flow.tied:
+                least = 0
+                if flow.upstream is not None and flow.upstream not in found:
+                    found[flow.upstream] = None
+                    queue.append(flow.upstream)
+            elif flow.narrowest < least:
+                least = flow.narrowest
+        equal = fullest is not None and share < least and len(fullest.flows) == len(found)
+        return found, fullest if equal else None
 
-    def _share(self, flows: dict[Flow, None]) -> None:
-        """Set the rates of `flows`, a closed set: nobody else shares a narrow link with them."""
-        now, rates = self._now, fair_rates(flows)
+    def _share(self, flows: Iterable[Flow]) -> None:
+        """Set the rates of all that are concerned by a change to `flows`."""
+        now = self._now
+        concerned, equal = self._concerned(flows)
+        if equal is None:
+            rates = fair_rates(concerned)
+        else:
+            rates = dict.fromkeys(equal.flows, equal.bandwidth // len(equal.flows))
         changed: list[Flow] = []
         for flow, rate in rates.items():
             if rate != flow.rate:

@@ -78,8 +78,9 @@ class Flow:
     def next_due(self) -> Nanos | None:
         """When something happens to it, if no rate changes. It and its upstream may have been settled at different instants."""
         upstream = self.upstream
-        if upstream is None:
-            return self.reaches(self.targets[self.reached]) if self.started else None
+        if upstream is None:  # it has started: who has nobody to wait for does so at once
+            left = self.targets[self.reached] - self.moved
+            return self.at if left <= 0 else self.at - -left // self.rate if self.rate else None
         if not self.started:
             return upstream.reaches(self.lag)
         due = self.reaches(self.targets[self.reached])
@@ -105,14 +106,6 @@ def narrowest(path: tuple[Link, ...]) -> int:
     return least
 
 
-def is_narrow(path: tuple[Link, ...]) -> bool:
-    """Whether one of the links cannot give all its flows what they would take alone."""
-    for link in path:  # noqa: SIM110 - a loop is faster than a generator, and this is asked for every flow
-        if link.demand > link.bandwidth:
-            return True
-    return False
-
-
 def fair_rates(flows: Collection[Flow]) -> dict[Flow, int]:
     """Max-min fair rates by progressive filling: all grow together; where a link is full, those on it have their share.
 
@@ -121,8 +114,6 @@ def fair_rates(flows: Collection[Flow]) -> dict[Flow, int]:
     if len(flows) == 1:  # nobody to share with
         [flow] = flows
         return {flow: flow.narrowest}
-    if (equal := _equal_shares(flows)) is not None:
-        return equal
     growing = dict.fromkeys(flows)
     rates: dict[Flow, int] = {}
     left: dict[Link, int] = {}
@@ -145,22 +136,6 @@ def fair_rates(flows: Collection[Flow]) -> dict[Flow, int]:
             for flow in full.flows:
                 _stop(flow, level, growing, rates, left, sharing)
     return rates
-
-
-def _equal_shares(flows: Collection[Flow]) -> dict[Flow, int] | None:
-    """What each of a closed set gets where the fullest link has them all and nothing else holds any of them back: the most
-    frequent case."""
-    full, share = None, UNLIMITED
-    for flow in flows:
-        for link in flow.path:
-            if link.demand > link.bandwidth and link.bandwidth // len(link.flows) < share:
-                full, share = link, link.bandwidth // len(link.flows)
-    if full is None or len(full.flows) != len(flows):
-        return None
-    for flow in flows:
-        if flow.tied or flow.narrowest <= share:
-            return None
-    return dict.fromkeys(full.flows, share)
 
 
 def _fullest(shares: list[tuple[int, int, Link]], left: dict[Link, int], sharing: dict[Link, int]) -> tuple[Link | None, int]:
