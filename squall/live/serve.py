@@ -23,10 +23,10 @@ from squall import __version__
 from squall import config as configuration
 from squall.config import Config
 from squall.core.fleet_plan import FleetPlan
-from squall.core.swap import host_blocks_of
 from squall.errors import ConfigError, ModelError, SquallError
 from squall.eventlog import open_log, write_merged
 from squall.live.estate import Estate
+from squall.live.fitness import refuse_simulated, refuse_unfit
 from squall.live.launch import FleetLauncher, LocalLauncher
 from squall.live.loop import run
 from squall.live.plan import served_plan
@@ -60,10 +60,7 @@ def serve(config: Config, directory: Path, say: Say) -> None:
         ModelError: the model cannot be had or loaded.
     """
     refuse_pools(config, "squall serve")
-    if getattr(config.batching, "prefix_cache_outputs", False):
-        raise ConfigError("batching.prefix_cache_outputs is for simulations; the engines here keep the blocks of prompts alone")
-    if host_blocks_of(config.batching):
-        raise ConfigError('batching.preemption = "swap" is for simulations; the engines here compute again who was preempted')
+    refuse_simulated(config)
     began = monotonic()
     model = served_model(config)
     plan = _plan(config, model)
@@ -180,6 +177,8 @@ def _plan(config: Config, model: ServedModel) -> FleetPlan:
         from squall.live.engine.build import refuse_uneven
 
         refuse_uneven(config, model)
+        if config.launcher.kind == "local":
+            refuse_unfit(config, model)
     return served_plan(config, model)
 
 
