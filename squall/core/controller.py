@@ -210,6 +210,7 @@ class Controller:
                 return [] if self._pairs.is_alone(member) else self._announce(member)
             case Emptied() if after is Phase.IDLE:
                 member.announced = False
+                member.emptied = True
                 member.idle_at = now
             case LoadFailed():
                 self._sources.shun(member, now)
@@ -262,8 +263,8 @@ class Controller:
         self._nodes.ended(member.replica)
         self._fleet.file(member)
         actions = self._pairs.lose(member, asked=False)
-        if member.announced:
-            member.announced = False
+        if member.announced or member.emptied:  # of the latter KV may have been on its way that was of no use any more
+            member.announced = member.emptied = False
             actions.append(Send(ROUTER, ReplicaDown(member.replica, lost=True)))
         return actions + self._redirect(now)
 

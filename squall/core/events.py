@@ -95,8 +95,8 @@ class ReplicaUp(Event, frozen=True, gc=False):
 class ReplicaDown(Event, frozen=True, gc=False):
     """The replica takes no new requests. `lost`: what it had is gone too; otherwise it finishes what it has, or moves it.
 
-    `asked`: it was stopped on purpose, which is held against none of its requests. To the router, and from there to replicas that
-    may wait for KV of a lost one.
+    `asked`: it was stopped on purpose, which is held against none of its requests. To the router, also when one that was emptied
+    ends, and from there to replicas that may wait for KV of a lost one.
     """
 
     replica: ReplicaId

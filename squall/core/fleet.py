@@ -48,15 +48,15 @@ class Member:
         batch: those that were started with it, who may share a transfer.
         layers_ready: layers that have arrived (they arrive in order).
         stopping: its process was asked to end and has not yet.
-        announced: the router counts on it.
+        announced: the router counts on it; `emptied`: it did, and has nothing of this process any more.
         leaves_at: its node goes then; until `withdraw_at` it may serve on.
         num_failures: in a row; each doubles the wait before the next start.
         start_at: not before this instant.
     """
 
-    __slots__ = ("_fleet", "announced", "batch", "block_size", "domain", "drawer", "idle_at", "launched_at", "layers_ready",
-                 "leaf", "leaves_at", "life", "num_blocks", "num_failures", "ready_at", "replica", "role", "source", "start_at",
-                 "state", "stopping", "transfer", "withdraw_at")  # fmt: skip
+    __slots__ = ("_fleet", "announced", "batch", "block_size", "domain", "drawer", "emptied", "idle_at", "launched_at",
+                 "layers_ready", "leaf", "leaves_at", "life", "num_blocks", "num_failures", "ready_at", "replica", "role",
+                 "source", "start_at", "state", "stopping", "transfer", "withdraw_at")  # fmt: skip
 
     def __init__(self, replica: ReplicaId, state: RoleState, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -75,6 +75,7 @@ class Member:
         self.block_size = 0
         self.stopping = False
         self.announced = False
+        self.emptied = False
         self.leaves_at: Nanos | None = None
         self.withdraw_at: Nanos = 0
         self.num_failures = 0

@@ -369,6 +369,8 @@ class HandoffRouter(Router):
 
     def _replica_down(self, event: ReplicaDown, now: Nanos) -> list[AnyAction]:
         backend = self._backends.get(event.replica)
+        if backend is None and event.lost:
+            return self._excuse(event.replica)
         actions = super()._replica_down(event, now)
         if backend is None or event.lost or backend.open or not self.moves or self._draining:
             return actions
@@ -380,11 +382,15 @@ class HandoffRouter(Router):
         actions = self._displace_from(backend) + self._stop_moving(self._moves.of(backend))
         for request in sorted(request for request, entry in self._entries.items() if entry.held is not None):
             actions += self._lose_end(self._entries[request], backend, now)
-        lost = ReplicaDown(backend.replica, lost=True)
-        actions += [Send(target, lost) for target in sorted(self._owed.pop(backend.replica, ())) if target in self._backends]
+        actions += self._excuse(backend.replica)
         actions += super()._lose(backend, now)
         self._lost = None
         return actions + self._settle_handoffs()
+
+    def _excuse(self, source: ReplicaId) -> list[AnyAction]:
+        """It answers nobody any more, and writes nothing."""
+        lost = ReplicaDown(source, lost=True)
+        return [Send(target, lost) for target in sorted(self._owed.pop(source, ()))]
 
     def _lose_end(self, entry: Entry, backend: Backend, now: Nanos) -> list[AnyAction]:
         """An end of a hand-off is lost; whatever is not settled here is left to `Router`."""

@@ -164,7 +164,7 @@ def test_a_shutdown_drains_the_ready_and_stops_the_others_at_once() -> None:
     assert c.handle(WeightsLoaded(1, 100, 16), 4) == []
     assert c.handle(ReplicaStopped(1), 4) == []
     assert c.handle(Emptied(0), 5) == [StopReplica(0)]
-    assert c.handle(ReplicaStopped(0), 6) == []
+    assert c.handle(ReplicaStopped(0), 6) == [Send(ROUTER, ReplicaDown(0, lost=True))]
     assert phases(c) == [Phase.OFF] * 4
 
 
@@ -266,6 +266,7 @@ class World:
         self.processes: set[ReplicaId] = set()
         self.known: set[ReplicaId] = set()  # up, to the router
         self.draining: set[ReplicaId] = set()
+        self.emptied: set[ReplicaId] = set()
         self.now = 0
 
     def tell(self, event: AnyEvent) -> None:
@@ -276,9 +277,9 @@ class World:
                     assert replica not in self.known
                     self.known.add(replica)
                 case Send(_, ReplicaDown(replica, lost)):
-                    assert replica in self.known | self.draining
-                    self.known.discard(replica)
-                    self.draining.discard(replica)
+                    assert replica in self.known | self.draining | (self.emptied if lost else set())
+                    for kept in (self.known, self.draining, self.emptied):
+                        kept.discard(replica)
                     if not lost:
                         self.draining.add(replica)
                 case StartReplica(replica):
@@ -314,6 +315,7 @@ class World:
                 self.tell(Warmed(replica))
             case None if replica in self.draining:
                 self.draining.remove(replica)
+                self.emptied.add(replica)
                 self.tell(Emptied(replica))
 
     def sleep(self) -> None:

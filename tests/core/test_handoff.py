@@ -323,6 +323,19 @@ def test_what_is_held_without_its_first_layers_begins_again_where_these_were_los
     assert made.num_outstanding == 0
 
 
+def test_who_may_wait_for_a_word_of_a_source_hears_of_its_end_though_it_had_been_emptied_before() -> None:
+    """What was on its way was of no use any more, so that the source could go; the target kept the blocks for it."""
+    made = router()
+    arrive(made, 0)
+    made.handle(Progressed(P, first=(0,), held=(Held(0, 10, head=Q, num_layers=2),)), 0)
+    assert made.handle(ReplicaDown(Q, lost=True), 0) == [Send(D, Dropped(0, by=Q))]
+    assert Send(P, Disowned((0,))) in made.handle(NotHeld(D, 0), 0)
+    made.handle(Progressed(P, finished=(0,)), 0)
+    assert made.handle(ReplicaDown(P, lost=False), 0) == [Send(CONTROLLER, Emptied(P))]
+    assert made.handle(ReplicaDown(P, lost=True), 0) == [Send(D, ReplicaDown(P, lost=True))]
+    assert made.handle(ReplicaDown(P, lost=True), 0) == []
+
+
 def test_a_lost_source_may_have_sent_all_in_time() -> None:
     made = router()
     arrive(made, 0, 2, 4)

@@ -11,6 +11,7 @@ from squall.core.events import (
     ReplicaDown,
     ReplicaLost,
     ReplicaStarted,
+    ReplicaStopped,
     ReplicaUp,
     RoleChanged,
     ScaleWanted,
@@ -138,6 +139,7 @@ def test_an_idle_replica_that_nobody_wants_stops_after_its_time() -> None:
     controller.handle(Emptied(3), SECOND)
     actions = controller.handle(Woke(), 2 * SECOND)
     assert [action for action in actions if not isinstance(action, Decided)] == [StopReplica(3)]
+    assert controller.handle(ReplicaStopped(3), 2 * SECOND) == [Send(ROUTER, ReplicaDown(3, lost=True))]
 
 
 def test_a_role_that_gets_nobody_up_wherever_it_tries_is_lent_a_replica_by_the_other_one() -> None:

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from squall.config import Config
 from squall.core.actions import AnyAction, Decided, StartReplica, StopReplica
-from squall.core.events import AnyEvent, ReplicaDown, ReplicaLost, ReplicaUp
+from squall.core.events import AnyEvent, Emptied, ReplicaDown, ReplicaLost, ReplicaUp
 from squall.core.fleet_plan import FleetPlan
 from squall.core.fleet_view import Capacity, ScalePolicy, ScaleView, Wanted
 from squall.core.metrics import Outcome, RunRecord
-from squall.core.types import MILLISECOND, SECOND, MachineId, Nanos, Role
+from squall.core.types import MILLISECOND, SECOND, MachineId, Nanos, ReplicaId, Role
 from squall.fleet_tables import Fault, Fleet, Hazards, Replicas, Startup
 from squall.policies.batching import Vllm
 from squall.policies.route import LeastLoaded, Pull, Route
@@ -158,7 +158,15 @@ def test_removing_a_replica_under_load_loses_nothing_and_the_busiest_stays() -> 
     check_all_ended_once(record, requests)
     assert all(row.outcome is Outcome.COMPLETED for row in record.requests)
     assert record.scale_downs > 0
-    assert not any(isinstance(event, ReplicaDown) and event.lost for *_, event, _ in log)
+    served: set[ReplicaId] = set()  # and not emptied since
+    for *_, event, _ in log:
+        match event:
+            case ReplicaUp(replica):
+                served.add(replica)
+            case Emptied(replica):
+                served.discard(replica)
+            case ReplicaDown(replica, lost=True):
+                assert replica not in served
 
 
 def test_a_replica_that_dies_in_mid_decode_is_replaced_and_its_requests_go_on_with_the_tokens_they_have() -> None:
