@@ -6,11 +6,13 @@ that move as many bytes. Points that were measured twice count once.
 
 import time
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import polars as pl
 
 from benchmarks.scoreboard.rows import Row, spread_rows
+from squall.perf.operators import Kernel
 from squall.perf.tables.forest import ForestCurve
 from squall.perf.tables.operations import OPERATIONS
 from squall.perf.tables.profile import VERSION, Header, OperatorProfile
@@ -57,7 +59,7 @@ def compare(shared: Path, every: int = 1) -> list[Row]:
     """The lines of the scoreboard; `every` leaves out held-out points."""
     profiles = [read_vidur(shared / "data" / "vidur_profiles" / place) for place in PLACES]
     profiles = [
-        OperatorProfile(p.header, {name: rows for name, rows in p.rows.items() if name != "elementwise"}) for p in profiles
+        OperatorProfile(p.header, {name: rows for name, rows in p.rows.items() if name not in get_args(Kernel)}) for p in profiles
     ]
     profiles += passes(shared)
     rows: list[Row] = []

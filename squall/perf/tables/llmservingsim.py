@@ -19,7 +19,6 @@ from squall.perf.model import ModelSpec
 from squall.perf.tables.operations import NO_WINDOW
 from squall.perf.tables.profile import VERSION, Header, OperatorProfile, gather
 from squall.perf.tables.reading import MICRO, numbers, pick, read_table
-from squall.perf.tables.vidur import typical
 
 _Columns = Mapping[str, pl.Expr | int | str]
 
@@ -83,15 +82,20 @@ def _dense(path: Path, spec: ModelSpec, tp: int) -> tuple[dict[str, pl.DataFrame
         "qkv_proj": (hidden, queries + 2 * kv), "o_proj": (queries, hidden), "gate_up_proj": (hidden, 2 * inner),
         "down_proj": (inner, hidden),
     }  # fmt: skip
-    kernels = {"layernorm": 4 * hidden, "rotary_emb": 2 * (queries + kv), "act_fn": 3 * inner}
+    kernels = {
+        "norm": ("layernorm", 4 * hidden),
+        "rotary": ("rotary_emb", 2 * (queries + kv)),
+        "activation": ("act_fn", 3 * inner),
+    }
     gemms = [
         pick(_layer(path, frame, layer), {"dtype": "bf16", "rows": rows, "columns": columns, "tokens": pl.col("tokens")}, _us())
         for layer, (rows, columns) in products.items()
     ]
-    others = [
-        pick(_layer(path, frame, layer), {"bytes": 2 * values * pl.col("tokens")}, _us()) for layer, values in kernels.items()
-    ]
-    parts = {"gemm": pl.concat(gemms), "elementwise": typical(pl.concat(others))}
+    parts = {
+        kind: pick(_layer(path, frame, layer), {"bytes": 2 * values * pl.col("tokens")}, _us())
+        for kind, (layer, values) in kernels.items()
+    }
+    parts["gemm"] = pl.concat(gemms)
     return parts, dict.fromkeys(parts, str(path))
 
 

@@ -1,7 +1,7 @@
 """Vidur's CSV tables as an operator profile: matrix products, attention and collectives, by their columns (times in ms, medians).
 
 Knows Vidur's column names and units (microsoft/vidur, MIT) and none of its code. A file is known by its columns, not by its name.
-Element-wise operators become kernels of so many bytes: 2 bytes a value, each value read and written once.
+Element-wise operators become kernels of so many bytes, each kind by itself: 2 bytes a value, each value read and written once.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import polars as pl
 
 from squall.errors import ProfileError
 from squall.perf.hardware import Gpu
+from squall.perf.operators import Kernel
 from squall.perf.tables.checks import ROW
 from squall.perf.tables.operations import NO_WINDOW
 from squall.perf.tables.profile import VERSION, Header, OperatorProfile, gather
@@ -23,6 +24,12 @@ _ATTENTION_SHAPES = (
     "n_embd", "n_q_head", "n_kv_head", "block_size", "num_tensor_parallel_workers", "batch_size", "prefill_chunk_size",
     "kv_cache_size",
 )  # fmt: skip
+_KERNELS: dict[Kernel, tuple[tuple[str, ...], ...]] = {
+    "norm": (("input_layernorm", "add"), ("post_attention_layernorm", "add")), "rotary": (("attn_rope",),),
+    "activation": (("mlp_act",),), "embedding": (("emb",),),
+}  # fmt: skip
+"""Columns of each kind. Norms are told with the addition to the residual, where that was measured: engines run the two as one."""
+
 _NETWORK = ("num_workers", "size", "devices_per_node")
 
 
@@ -53,8 +60,7 @@ def read_vidur(path: Path, gpu: Gpu | None = None, models: Sequence[str] = ()) -
         min(blocks, default=None),
     )  # fmt: skip
     together = {name: pl.concat(rows) for name, rows in parts.items()}
-    if "elementwise" in together:
-        together["elementwise"] = typical(together["elementwise"])
+    together |= {kind: typical(together[kind]) for kind in _KERNELS if kind in together}
     return gather(header, together, places, gpu)
 
 
@@ -96,16 +102,18 @@ def _dense(file: Path, frame: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:
         for column in (f"time_stats.{name}.median",)
     ]
     values = {
-        "input_layernorm": 2 * hidden, "post_attention_layernorm": 2 * hidden, "add": 3 * hidden,
+        "input_layernorm": 2 * hidden, "post_attention_layernorm": 2 * hidden, "add": 3 * hidden, "emb": 2 * hidden,
         "attn_rope": 2 * (queries + kv_heads * head_dim), "mlp_act": (gates + 1) * inner,
     }  # fmt: skip
-    kernels = []
-    for name, width in values.items():
-        column = f"time_stats.{name}.median"
-        if column in frame.columns:
-            some = numbers(file, frame, [column]).filter(pl.col(column).is_not_null())
-            kernels.append(pick(some, {"bytes": 2 * width * tokens}, _ms(column)))
-    return [("gemm", pl.concat(gemms)), ("elementwise", pl.concat(kernels))]
+    kernels: list[tuple[str, pl.DataFrame]] = []
+    for kind, names in ((kind, names) for kind, several in _KERNELS.items() for names in several):
+        measured = [name for name in names if f"time_stats.{name}.median" in frame.columns]
+        if names[0] in measured:
+            some = numbers(file, frame, [f"time_stats.{name}.median" for name in measured])
+            time = pl.sum_horizontal((_ms(f"time_stats.{name}.median") for name in measured), ignore_nulls=False)
+            moved = pl.sum_horizontal(values[name] for name in measured)
+            kernels.append((kind, pick(some.filter(time.is_not_null()), {"bytes": 2 * moved * tokens}, time)))
+    return [("gemm", pl.concat(gemms)), *((kind, rows) for kind, rows in kernels if not rows.is_empty())]
 
 
 def _attention(file: Path, frame: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:
@@ -140,7 +148,7 @@ def _network(file: Path, frame: pl.DataFrame, collective: str) -> pl.DataFrame:
 
 
 def typical(kernels: pl.DataFrame) -> pl.DataFrame:
-    """Kernels that move as many bytes, whatever they do with them, as one: the median of their times."""
+    """Kernels of a kind that move as many bytes, as one: the median of their times."""
     return kernels.group_by("bytes", maintain_order=True).agg(pl.col("seconds").median(), pl.col(ROW).first())
 
 

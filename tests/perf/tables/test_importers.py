@@ -41,7 +41,20 @@ def test_vidurs_operators_become_shares_of_shapes(tmp_path: Path) -> None:
     assert seconds(source.gemm(16, 4096, 2048 + 2 * 4 * 128, "bf16")) == pytest.approx(1e-4)  # queries, keys and values
     assert seconds(source.gemm(512, 4096, 14336, "bf16")) == pytest.approx(2e-4)  # gate and up
     assert seconds(source.gemm(512, 7168, 4096, "bf16")) == pytest.approx(2e-4)
-    assert seconds(source.elementwise(16 * 2 * 2 * 4096)) == pytest.approx(2e-6)
+    assert seconds(source.elementwise(16 * 2 * 2 * 4096, "norm")) == pytest.approx(2e-6)
+    assert seconds(source.elementwise(16 * 2 * 3 * 7168, "activation")) == pytest.approx(3e-6)
+    assert source.elementwise(16 * 2 * 2 * 4096, "rotary") is None  # nobody measured it
+
+
+def test_vidurs_norms_are_told_with_the_addition_and_by_themselves(tmp_path: Path) -> None:
+    """Kernels of as many bytes differ: a norm, an addition and a rotary embedding do not stand for each other."""
+    times = {"add": [0.001, 0.003], "post_attention_layernorm": [0.004, 0.006], "attn_rope": [0.02, 0.03], "emb": [None, 0.1]}
+    vidur_mlp(**{f"time_stats.{name}.median": value for name, value in times.items()}).write_csv(tmp_path / "mlp.csv")
+    source = import_profile("vidur", tmp_path, None, None).source()
+    assert seconds(source.elementwise(16 * 2 * 5 * 4096, "norm")) == pytest.approx(4e-6)  # between 2 + 1 and 4 + 1 us
+    assert seconds(source.elementwise(512 * 2 * 5 * 4096, "norm")) == pytest.approx(8e-6)
+    assert seconds(source.elementwise(16 * 2 * 2 * (2048 + 512), "rotary")) == pytest.approx(2e-5)
+    assert seconds(source.elementwise(512 * 2 * 2 * 4096, "embedding")) == pytest.approx(1e-4)
 
 
 def test_vidurs_attention_is_of_one_gpus_heads(tmp_path: Path) -> None:
