@@ -1,16 +1,14 @@
-"""The head: Router and Controller in the live driver, one session a replica, and the streams of tokens to clients.
+"""The head: Router and Controller in the live driver, and one session a replica.
 
 Implements `Frontend`. Knows requests, replicas and what each action means in this world; not HTTP, not how a worker computes.
-A request keeps its tokens here, so that it can be continued on another replica when its own dies: the client sees nothing.
+A request's tokens stay here (`streams`), so that it can go on at another replica when its own dies: the client sees nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable, Sequence
-from itertools import count
 
 from msgspec.structs import replace
 
@@ -39,25 +37,24 @@ from squall.core.fleet_plan import FleetPlan
 from squall.core.lifecycle import Phase
 from squall.core.types import CONTROLLER, ROUTER, MachineId, Nanos, ReplicaId, Request, RequestId, Role
 from squall.deployment import plain_plan, router_of
-from squall.errors import ConfigError, Rejected, ReplicaFailed, SquallError
+from squall.errors import ConfigError, SquallError
 from squall.eventlog import EventLog
 from squall.live.activations import ActivationsOffer
 from squall.live.driver import Driver, Priority
-from squall.live.engine.hashing import block_hashes
 from squall.live.engine.interface import Job, Sampling, TokenOut
 from squall.live.engine.tokenizer import Tokenizer
 from squall.live.fleet_book import FleetBook
-from squall.live.frontend import FleetStatus, FrontendStats, ReplicaStats
+from squall.live.frontend import FleetStatus, FrontendStats
+from squall.live.gauges import Gauges
 from squall.live.launch import Launcher
 from squall.live.rpc.client import SILENCE_S, ReplicaClient
 from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.stream import Stream
+from squall.live.streams import Streams
 from squall.live.transport.kv import KvOffer
 
 GOODBYE_S = 2.0
 """How long a worker may take to end a session that it was asked to end."""
-
-NO_LOAD = ReplicaLoad(0, 0, 0, 0, 0, 0)
 
 
 class Head:
@@ -95,26 +92,20 @@ class Head:
         self._log = log
         self._say = say
         self._silence_s = silence_s
-        self._block_size = config.replica.block_size
-        self._prefix_cache = bool(getattr(config.batching, "prefix_cache", False))
-        self._secret = secrets.token_bytes(32)
-        self._hashed: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
+        block_size = config.replica.block_size if getattr(config.batching, "prefix_cache", False) else None
+        self._streams = Streams(max_model_len, block_size, self._give_up)
         plan = plan or plain_plan(config)
         self._router = router_of(config, plan.is_elastic)
         self._controller = Controller(plan, config.scale, config.load)
         self._controller.traffic = self._router
         self._book = FleetBook(self._controller)
+        self._gauges = Gauges(self._controller, self._book)
         self._began_at: Nanos | None = None
         self._driver = Driver(
             {ROUTER: self._router, CONTROLLER: self._controller}, self._perform, log.record if log else None, after=self._look
         )
-        self._ids = count(1)
-        self._streams: dict[RequestId, Stream] = {}
         self._clients: dict[ReplicaId, ReplicaClient] = {}
         self._tasks: dict[ReplicaId, asyncio.Task[None]] = {}
-        self._loads: dict[ReplicaId, ReplicaLoad] = {}
-        self._past_queries = self._past_hits = 0  # of sessions that are over
-        self._num_preemptions = 0
         self._stopping: set[ReplicaId] = set()
         self._pairs: dict[ReplicaId, ReplicaId] = {}  # the source of each target (live scaling)
         self._last_words: dict[ReplicaId, str] = {}
@@ -157,17 +148,12 @@ class Head:
     async def close(self) -> None:
         """End everything now; streams that are open fail."""
         self._driver.stop()
-        self._fail_streams("the service was shut down before the request was finished")
+        self._streams.fail_all("the service was shut down before the request was finished")
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._launcher.close()
-
-    def _fail_streams(self, why: str) -> None:
-        for stream in self._streams.values():
-            stream.fail(ReplicaFailed(why))
-        self._streams.clear()
 
     # -- Frontend
 
@@ -176,52 +162,13 @@ class Head:
         return self._router.num_open > 0
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, *, session: int = 0) -> Stream:
-        tokens = tuple(prompt)
-        request = Request(
-            id=next(self._ids),
-            arrived_at=time.monotonic_ns(),
-            num_prompt_tokens=len(tokens),
-            max_output_tokens=max(1, min(sampling.max_tokens, self.max_model_len - len(tokens))),
-            block_hashes=self._hashes_of(tokens) if self._prefix_cache else (),
-            session=session,
-        )
-        stream = self._streams[request.id] = Stream(request, tokens, sampling, self._give_up)
-        self._driver.post(ROUTER, Arrived(request), Priority.ARRIVAL)
+        stream = self._streams.open(prompt, sampling, session)
+        self._driver.post(ROUTER, Arrived(stream.request), Priority.ARRIVAL)
         self._fail_where_nobody_decides()
         return stream
 
-    def _hashes_of(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of the latest prompt are remembered: its choices come one after the other, up to 2,048 of them."""
-        latest, hashes = self._hashed
-        if prompt is not latest:
-            hashes = block_hashes(prompt, self._block_size, self._secret)
-            self._hashed = prompt, hashes
-        return hashes
-
     def stats(self) -> FrontendStats:
-        loads = self._loads
-        return FrontendStats(
-            replicas=tuple(
-                ReplicaStats(
-                    replica=replica,
-                    phase=member.life.phase.value,
-                    num_running=loads.get(replica, NO_LOAD).num_running,
-                    num_waiting=loads.get(replica, NO_LOAD).num_waiting,
-                    num_blocks=loads.get(replica, NO_LOAD).num_blocks,
-                    num_used_blocks=loads.get(replica, NO_LOAD).num_used_blocks,
-                    role=member.role.value,
-                    num_layers=self._book.num_layers(member),
-                )
-                for replica, member in sorted(self._controller.fleet.items())
-            ),
-            num_queued=self._router.num_queued,
-            num_preemptions=self._num_preemptions,
-            num_prefix_cache_queries=self._past_queries + sum(load.num_prefix_cache_queries for load in loads.values()),
-            num_prefix_cache_hits=self._past_hits + sum(load.num_prefix_cache_hits for load in loads.values()),
-            loads=self._book.loads(),
-            scales=self._book.scales(),
-            num_failed_loads=self._book.num_failed_loads,
-        )
+        return self._gauges.stats(self._router.num_queued)
 
     def fleet(self) -> FleetStatus:
         return self._book.status()
@@ -238,7 +185,7 @@ class Head:
                 self._follow_pairs(event)
                 self._send(to, event)
             case Reply():
-                self._reject(action)
+                self._streams.reject(action)
             case StartReplica(replica):
                 self._began_at = self._began_at or self._driver.now
                 self._tasks[replica] = asyncio.create_task(self._live(replica, settled=self._began_at == self._driver.now))
@@ -280,20 +227,9 @@ class Head:
         if client := self._clients.get(replica):
             client.send(message)
 
-    def _reject(self, reply: Reply) -> None:
-        stream = self._streams.pop(reply.request, None)
-        if stream is None:
-            return
-        if stream.output:
-            stream.fail(ReplicaFailed(reply.message))
-            return
-        retry_after_s = reply.retry_after_s if reply.rejection.retryable else None
-        stream.fail(Rejected(reply.message, reason=reply.rejection.value, retry_after_s=retry_after_s))
-
     def _give_up(self, request: RequestId) -> None:
         """A client went away."""
-        if self._streams.pop(request, None) is not None:
-            self._driver.post(ROUTER, Cancelled(request), Priority.ARRIVAL)
+        self._driver.post(ROUTER, Cancelled(request), Priority.ARRIVAL)
 
     # -- the life of a replica's process and session
 
@@ -343,9 +279,7 @@ class Head:
         """Hear nothing of it any more."""
         self._clients.pop(replica, None)
         self._book.gone(replica)
-        if load := self._loads.pop(replica, None):
-            self._past_queries += load.num_prefix_cache_queries
-            self._past_hits += load.num_prefix_cache_hits
+        self._gauges.gone(replica)
 
     def _over(self, replica: ReplicaId, event: ReplicaLost | ReplicaStopped) -> None:
         self._tasks.pop(replica, None)
@@ -370,10 +304,8 @@ class Head:
             case TakenOver():
                 return  # the router heard of it when the batch went by
             case Progressed():
-                self._num_preemptions += len(event.preempted)
-                for request in event.finished:
-                    if stream := self._streams.pop(request, None):
-                        stream.fail(ReplicaFailed(f"replica {client.replica} ended the request without a last token"))
+                self._gauges.num_preemptions += len(event.preempted)
+                self._streams.fail(event.finished, f"replica {client.replica} ended the request without a last token")
             case LoadFailed(_, reason):
                 self._book.num_failed_loads += 1
                 self._say(f"replica {client.replica} cannot load the model: {reason}")
@@ -408,23 +340,12 @@ class Head:
                 self._pairs.pop(target, None)
 
     def tokens(self, client: ReplicaClient, tokens: Sequence[TokenOut]) -> None:
-        if self._clients.get(client.replica) is not client:
-            return
-        for out in tokens:
-            stream = self._streams.get(out.request)
-            if stream is not None:
-                stream.push(out)
-                if out.finish is not None:
-                    del self._streams[out.request]
+        if self._clients.get(client.replica) is client:
+            self._streams.push(tokens)
 
     def begun(self, client: ReplicaClient, requests: Sequence[RequestId]) -> None:
-        if self._clients.get(client.replica) is not client:
-            return
-        now = time.monotonic_ns()
-        for request in requests:
-            stream = self._streams.get(request)
-            if stream is not None and stream.begun_at is None:
-                stream.begun_at = now
+        if self._clients.get(client.replica) is client:
+            self._streams.begun(requests)
 
     def reachable(self, client: ReplicaClient, peer: Peer) -> None:
         if self._clients.get(client.replica) is client:
@@ -441,7 +362,7 @@ class Head:
 
     def load(self, client: ReplicaClient, load: ReplicaLoad) -> None:
         if self._clients.get(client.replica) is client:
-            self._loads[client.replica] = load
+            self._gauges.say(client.replica, load)
             if self._log is not None:
                 self._log.flush()
 
@@ -459,7 +380,7 @@ class Head:
     def _fail_where_nobody_decides(self) -> None:
         """Nobody may wait for what a machine that has failed would have said."""
         if self._driver.failed:
-            self._fail_streams("a bug stopped the head, which decides nothing any more")
+            self._streams.fail_all("a bug stopped the head, which decides nothing any more")
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

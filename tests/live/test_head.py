@@ -14,7 +14,7 @@ from squall.core.types import MILLISECOND, ROUTER, ReplicaId
 from squall.errors import ConfigError, ModelError, Rejected, ReplicaFailed
 from squall.eventlog import open_log, read
 from squall.fleet_tables import Fleet
-from squall.live import head as head_module
+from squall.live import streams as streams_module
 from squall.live.engine.hashing import block_hashes
 from squall.live.engine.interface import Sampling, TokenOut
 from squall.live.engine.tokenizer import ByteTokenizer
@@ -123,14 +123,14 @@ async def test_the_choices_of_one_prompt_share_its_hashes(here: Here, spoken: An
         asked.append(tokens)
         return block_hashes(tokens, *more)
 
-    monkeypatch.setattr(head_module, "block_hashes", noted)
+    monkeypatch.setattr(streams_module, "block_hashes", noted)
     async with fleet(here, replicas=1) as head:
         first, second = tuple(range(40)), tuple(range(1, 41))
         streams = [ask(head, 3, seed, prompt) for prompt in (first, second) for seed in range(4)]
         answers = await asyncio.gather(*map(all_of, streams))
         assert [tokens(answer) for answer in answers] == [spoken(seed, 3) for seed in range(4)] * 2
         assert asked == [first, second]
-        assert [len(stream.request.block_hashes) for stream in streams] == [40 // head._block_size] * 8
+        assert [len(stream.request.block_hashes) for stream in streams] == [40 // 4] * 8
         assert len({stream.request.block_hashes for stream in streams}) == 2
 
 
