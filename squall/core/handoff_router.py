@@ -94,7 +94,7 @@ class HandoffRouter(Router):
             case Surrendered(replica, requests) if self._moves.asked or self._moves.waiting:
                 backend = self._backends.get(replica)
                 entries = [entry for id in requests if (entry := self._entries.get(id)) is not None and entry.backend is backend]
-                return self._stop_moving(entries) + super().handle(event, now)
+                return self._stop_moving(entries) + super().handle(event, now) + self._settle_handoffs()
             case ReplicaUp(replica):
                 self._moves.stop(replica)
         return super().handle(event, now)
@@ -209,7 +209,8 @@ class HandoffRouter(Router):
             return []  # that one is gone, and the request was promised to another one since
         if entry.held.head is not None or entry.to is entry.backend:
             # the other half may have left already, and this one is of no use then
-            return [Send(event.replica, Disowned((event.request,))), *self._begin_again(entry, event.replica, now)]
+            disowned = Send(event.replica, Disowned((event.request,)))
+            return [disowned, *self._begin_again(entry, event.replica, now), *self._settle_handoffs()]
         entry.num_failed += 1
         actions = self._return_to_queue(entry)
         if entry.num_failed > self.max_retries:
@@ -265,17 +266,21 @@ class HandoffRouter(Router):
         is_target = entry.to is not None and entry.to.replica == replica
         orphaned = entry.to is entry.backend or entry.held.head is not None
         if (is_target and orphaned) or (not is_target and replica in sources_of(entry)):
-            return self._begin_again(entry, replica, now)
+            return self._begin_again(entry, replica, now) + self._settle_handoffs()
         return []
 
     def _begin_again(self, entry: Entry, by: ReplicaId, now: Nanos) -> list[AnyAction]:
-        """Some of its KV is lost with, or by, that replica: the request goes on from the tokens that its client has."""
+        """Some of its KV is lost with, or by, that replica: the request goes on from the tokens that its client has.
+
+        What was promised for it is free: who calls this settles that.
+        """
         request, holder, target = entry.request.id, entry.backend, entry.to
         assert holder is not None
         others = [source for source in sources_of(entry) if source != by]
         if target is not None:
             for source in sources_of(entry):
-                self._owed.setdefault(source, set()).add(target.replica)
+                if source != target.replica:  # who took over from a dead holder counts as one
+                    self._owed.setdefault(source, set()).add(target.replica)
         if target is not None and target is not holder and target.replica != by:
             others.append(target.replica)
         actions: list[AnyAction] = [Send(other, Disowned((request,))) for other in others]

@@ -346,6 +346,17 @@ def test_a_lost_source_may_have_sent_all_in_time() -> None:
     assert made.handle(Progressed(D, finished=(0,)), 0) == []
 
 
+def test_room_that_was_promised_to_what_is_lost_goes_to_whoever_waits_for_it() -> None:
+    made = router(max_retries=0, blocks=8)  # one request each
+    arrive(made, 0, 1, 2, 3)
+    held(made, P, 0)
+    held(made, Q, 1, 3)
+    assert made.handle(ReplicaDown(P, lost=True), 0)[0] == Send(D, Dropped(0, by=P))
+    refused, offered_now = made.handle(NotHeld(D, 0), 0)
+    assert isinstance(refused, Reply)
+    assert offered_now == offer(D, 3, Q)
+
+
 def test_a_transfer_that_fails_too_often_is_given_up() -> None:
     made = router(max_retries=1)
     arrive(made, 0)
