@@ -1,17 +1,17 @@
 """One replica's session with the head that wants it now.
 
 Knows engines, machines and messages; not how the messages travel. The engine and its weights outlive a session: a head that
-comes back finds them loaded.
+comes back finds them loaded. How they come is told by `arrival`, who works in which thread by `errands`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -38,10 +38,8 @@ from squall.core.actions import (
 from squall.core.events import (
     AnyEvent,
     HandedOver,
-    LayerArrived,
     LayersDone,
     LivePaired,
-    LoadFailed,
     NoticeGiven,
     Offered,
     ReplicaLost,
@@ -52,18 +50,17 @@ from squall.core.events import (
     Submitted,
     Unpaired,
     Warmed,
-    WeightsLoaded,
 )
 from squall.core.replica import Replica
 from squall.core.types import CONTROLLER, SECOND, MachineId, RequestId, RunId
-from squall.errors import SquallError
 from squall.live.activations import ActivationsOffer
+from squall.live.arrival import Arrival, one_line
 from squall.live.driver import Driver, Priority
 from squall.live.engine.interface import Job, LayersEnded, LiveEngine, RunEnded, TokenOut
+from squall.live.errands import Errands
 from squall.live.handoffs import Handoffs
 from squall.live.host import Host
 from squall.live.layers import Layers
-from squall.live.loading import Order
 from squall.live.rpc import convert
 from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.rpc.generated import squall_pb2 as pb
@@ -91,10 +88,8 @@ class Session:
         self._host = host
         self._engine = host.engine
         self._put = put
-        self._settled = settled
-        self._num_layers = 0  # that the head knows of
-        self._load_over = False  # its weights are here, or will not come
-        self._loop = asyncio.get_running_loop()
+        self._errands = Errands(host.thread)
+        self._arrival = Arrival(host, self._errands, settled, partial(self.tell, CONTROLLER), self._weights_moved)
         self._driver: Driver | None = None
         self._machine: Replica | None = None
         self._known: dict[RequestId, Job] = {}  # requests that the engine knows
@@ -130,6 +125,7 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        self._errands.close()
         self._host.session = None
         self._host.loads.stop()
         if self._heartbeat is not None:
@@ -157,11 +153,10 @@ class Session:
             self._sharing(message).take(convert.from_message(message.activations_offer, ActivationsOffer))
             return
         match convert.action_from_message(message.action):
-            case LoadWeights(replica, transfer):
-                peers = [convert.from_message(peer, Peer) for peer in message.peers]
-                self._load(Order(replica, transfer, {peer.replica: peer.addresses for peer in peers}, self._settled))
+            case LoadWeights() as load:
+                self._arrival.order(load, [convert.from_message(peer, Peer) for peer in message.peers])
             case WarmReplica():
-                self._in_engine(self._engine.warm, lambda _: self.tell(CONTROLLER, Warmed(self._host.replica)), self._fail)
+                self.in_engine(self._engine.warm, lambda _: self.tell(CONTROLLER, Warmed(self._host.replica)))
             case StopReplica():
                 self.tell(CONTROLLER, ReplicaStopped(self._host.replica))
                 self._stopped = True
@@ -175,7 +170,7 @@ class Session:
         if self._driver is None:
             if not isinstance(event, LivePaired | RoleChanged):
                 raise ValueError(f"{type(event).__name__} before the weights were loaded")
-            self._in_engine(self._host.way.prepare, None, self._load_failed)  # it works while they arrive
+            self._arrival.prepare()
             self._make_machine()
         match event:
             case Submitted():
@@ -242,7 +237,7 @@ class Session:
             case RunSteps():
                 self._run = action.run
                 self._tell_begun(action)
-                self._in_engine(lambda: self._engine.run(action, self._emit), self._run_ended, self._fail)
+                self.in_engine(lambda: self._engine.run(action, self._emit), self._run_ended)
             case Send():
                 self.tell(action.to, action.event)
             case Cut():
@@ -304,10 +299,8 @@ class Session:
         if not action.first_layer:
             self._tell_begun(action)
         self._layers_of = frozenset(chunk.request for chunk in action.chunks)
-        self._in_engine(
-            lambda: engine.run_batch(action, self._emit, None if given is None else given.result()),
-            self._layers_ended,
-            self._fail,
+        self.in_engine(
+            lambda: engine.run_batch(action, self._emit, None if given is None else given.result()), self._layers_ended
         )
 
     def _layers_ended(self, ended: LayersEnded) -> None:
@@ -319,10 +312,13 @@ class Session:
     def offer_activations(self, offer: ActivationsOffer) -> None:
         self._put(pb.FromReplica(activations_offer=convert.to_message(offer)))
 
-    # -- for hand-offs
+    # -- for hand-offs and layers
 
     def in_engine(self, call: Callable[[], T], done: Callable[[T], None] | None = None) -> None:
-        self._in_engine(call, done, self._fail)
+        self._errands.run(call, done, self._fail)
+
+    def on_loop(self, call: Callable[[T], None], argument: T) -> None:
+        self._errands.on_loop(call, argument)
 
     def ended(self, event: AnyEvent) -> None:
         if self._driver is not None:
@@ -341,25 +337,11 @@ class Session:
             self._waiting.difference_update(begun)
             self._put(pb.FromReplica(begun=pb.Begun(requests=begun)))
 
-    # -- weights
+    # -- the machine, and how its runs end
 
-    def _load(self, order: Order) -> None:
-        """Again while they are on their way: go on as this order says. One that crossed with their end is void."""
-        if not self._load_over:
-            asked = _Asked(self)
-            self._in_engine(self._host.way.prepare, lambda _: self._host.loads.order(order, asked), self._load_failed)
-
-    def _layers_arrived(self, count: int) -> None:
-        """A replica's layers are told of once each, in order, however often its load was begun anew."""
-        for layer in range(self._num_layers, count):
-            self.tell(CONTROLLER, LayerArrived(self._host.replica, layer))
-        self._num_layers = max(self._num_layers, count)
-
-    def _loaded(self, moved: WeightsMoved) -> None:
-        self._load_over = True
+    def _weights_moved(self, moved: WeightsMoved) -> None:
         self._make_machine()
         self._put(pb.FromReplica(moved=convert.to_message(moved)))
-        self.tell(CONTROLLER, WeightsLoaded(self._host.replica, self._engine.num_blocks, self._engine.block_size))
 
     def _make_machine(self) -> None:
         """Once: with the weights, or before them where it is to work meanwhile."""
@@ -371,14 +353,6 @@ class Session:
         if log is not None:
             log.created(time.monotonic_ns(), replica, self._machine)
 
-    def _load_failed(self, error: BaseException) -> None:
-        if self._load_over:
-            return
-        self._load_over = True
-        if not isinstance(error, SquallError):
-            traceback.print_exception(error, file=sys.stderr)
-        self.tell(CONTROLLER, LoadFailed(self._host.replica, _one_line(error)))
-
     def _run_ended(self, ended: RunEnded) -> None:
         for request in ended.stopped:
             self._known.pop(request, None)
@@ -388,37 +362,12 @@ class Session:
     def _fail(self, error: BaseException) -> None:
         """An engine that raised in the middle of its work is in no known state."""
         self._host.failed = error
-        self.tell(CONTROLLER, ReplicaLost(self._host.replica, _one_line(error)))
+        self.tell(CONTROLLER, ReplicaLost(self._host.replica, one_line(error)))
         self.over.set()
         traceback.print_exception(error, file=sys.stderr)  # last: where the disk is full, it fails
 
-    # -- between the threads
-
-    def _in_engine(
-        self, call: Callable[[], T], done: Callable[[T], None] | None, failed: Callable[[BaseException], None]
-    ) -> None:
-        """Make `call` in the engine's thread, then `done` with what it returned (or `failed`) on the loop."""
-
-        def work() -> None:
-            if self._closed:
-                return
-            try:
-                result = call()
-            except Exception as error:
-                self.on_loop(failed, error)
-            else:
-                if done is not None:
-                    self.on_loop(done, result)
-
-        self._host.thread.call(work)
-
     def _emit(self, tokens: Sequence[TokenOut]) -> None:
         self.on_loop(lambda out: self._put(pb.FromReplica(output=convert.tokens_to_message(out))), tokens)
-
-    def on_loop(self, call: Callable[[T], None], argument: T) -> None:
-        if not self._closed:
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
-                self._loop.call_soon_threadsafe(lambda: None if self._closed else call(argument))
 
     # -- heartbeat
 
@@ -426,7 +375,7 @@ class Session:
         self._put(pb.FromReplica(load=convert.to_message(self._measure())))
         if self._host.log is not None:
             self._host.log.flush()  # a worker that is killed loses no more than what came since
-        self._heartbeat = self._loop.call_later(LOAD_EVERY_S, self._beat)
+        self._heartbeat = asyncio.get_running_loop().call_later(LOAD_EVERY_S, self._beat)
 
     def _measure(self) -> ReplicaLoad:
         machine = self._machine
@@ -440,24 +389,3 @@ class Session:
             num_prefix_cache_queries=machine.num_prefix_queries,
             num_prefix_cache_hits=machine.num_prefix_hits,
         )
-
-
-class _Asked:
-    """A session that waits for weights; see `Told`. Brings what a load's threads say to the session's loop, in order."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def arrived(self, num_layers: int) -> None:
-        self._session.on_loop(self._session._layers_arrived, num_layers)
-
-    def loaded(self, moved: WeightsMoved) -> None:
-        self._session.on_loop(self._session._loaded, moved)
-
-    def load_failed(self, error: Exception) -> None:
-        self._session.on_loop(self._session._load_failed, error)
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, SquallError) else f"{type(error).__name__}: {text}"
