@@ -395,6 +395,8 @@ class Controller:
         if self._constant or timeout is None:
             return
         for state in self._states.values():
+            if not state.coming:
+                continue
             for member in [member for member in state.coming.values() if now >= member.launched_at + timeout]:
                 if member.transfer is not None:
                     self._sources.shun(member, now)
@@ -415,11 +417,12 @@ class Controller:
     def _next_wake(self, now: Nanos) -> Nanos | None:
         times: list[Nanos] = []
         states = self._states.values()
-        if any(state.num_here < state.target for state in states):
+        if self._failing and any(state.num_here < state.target for state in states):
             members = [self._fleet.members[replica] for replica in self._failing]
             times += [max(now, member.start_at) for member in members if member.is_free]
         for state in states:
-            times += [m.withdraw_at for m in state.leaving.values() if m.phase is Phase.READY and m.withdraw_at > now]
+            if state.leaving:
+                times += [m.withdraw_at for m in state.leaving.values() if m.phase is Phase.READY and m.withdraw_at > now]
         if not self._constant and not self._draining:
             times.append(next_look(states, self.plan.patience, now))
         return min(times, default=None)

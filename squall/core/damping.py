@@ -64,12 +64,15 @@ def _aim(state: RoleState, policy: ScalePolicy, view: ScaleView, patience: Patie
 
 def next_look(states: Collection[RoleState], patience: Patience, now: Nanos) -> Nanos:
     """When the policy is to be asked again, or a replica has been idle, or on its way, for too long."""
-    settled = all(state.is_quiet and state.wanted == state.target for state in states)
-    times = [now + (patience.rest_interval if settled else patience.up_interval)]
+    settled = True
+    times: list[Nanos] = []
     for state in states:
-        times += [at for member in state.idle.values() if (at := member.idle_at + patience.idle_ttl) > now]
-        if patience.start_timeout is not None:
+        settled = settled and state.wanted == state.target and state.is_quiet
+        if state.idle:
+            times += [at for member in state.idle.values() if (at := member.idle_at + patience.idle_ttl) > now]
+        if state.coming and patience.start_timeout is not None:
             times += [member.launched_at + patience.start_timeout for member in state.coming.values()]
+    times.append(now + (patience.rest_interval if settled else patience.up_interval))
     return min(times)
 
 
@@ -88,9 +91,11 @@ def bounded(
         number = wanted[role]
         count = state.target if number is None else number
         counts[role] = min(max(count, state.minimum), state.maximum)
-    busy = any(not state.is_quiet for state in states.values())
     for role, state in states.items():
-        if not counts[role] and state.maximum and (busy or any(counts.values())):
+        if counts[role] or not state.maximum:
+            continue
+        busy = any(not state.is_quiet for state in states.values())
+        if busy or any(counts.values()):
             counts[role] = 1
             whys[role] = "one must stay while there is work" if busy else "neither role without the other"
     if num_slots is not None:

@@ -9,7 +9,7 @@ steps. Knows no policy, no route and no link.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from squall.core.actions import Abandon, AnyAction, Forget, Hold, Send
 from squall.core.blocks import BlockPool
@@ -54,7 +54,7 @@ class Owner(Protocol):
         ...
 
 
-class Boundary:
+class Boundary(NamedTuple):
     """What has changed between two runs.
 
     Attributes:
@@ -62,12 +62,9 @@ class Boundary:
         held: for the router; `gone`: cancelled requests that have left.
     """
 
-    __slots__ = ("actions", "gone", "held")
-
-    def __init__(self) -> None:
-        self.actions: list[AnyAction] = []
-        self.held: tuple[Held, ...] = ()
-        self.gone: tuple[RequestId, ...] = ()
+    actions: list[AnyAction]
+    held: tuple[Held, ...] = ()
+    gone: tuple[RequestId, ...] = ()
 
 
 class Handoffs:
@@ -220,23 +217,24 @@ class Handoffs:
             cancelled: have just left the batch.
         """
         source, target = self._source, self._target
-        found = Boundary()
-        actions = found.actions
+        actions: list[AnyAction] = []
+        held: tuple[Held, ...] = ()
+        gone: tuple[RequestId, ...] = ()
         returned = self._let_go(owner) if self._moving or self._returning else ()
         self._next.awaited = False
         if source.just_held:
-            found.held = tuple(sorted(source.just_held, key=_request) if len(source.just_held) > 1 else source.just_held)
-            actions.append(Hold(tuple(held.request for held in found.held)))
+            held = tuple(sorted(source.just_held, key=_request) if len(source.just_held) > 1 else source.just_held)
+            actions.append(Hold(tuple([one.request for one in held])))
             source.just_held.clear()
         if returned:
             actions += [Abandon(returned), Send(ROUTER, Surrendered(self._id, returned))]
         if source.leaving or target.unwanted or target.arrived or cancelled:
-            self._give_back(found, cancelled)
+            gone = self._give_back(actions, cancelled)
             if target.arrived:
                 target.join(owner.decodes, actions)
         if target.offers and not has_preempted:
             target.take(owner.decodes, actions)
-        return found
+        return Boundary(actions, held, gone)
 
     def _let_go(self, owner: Owner) -> tuple[RequestId, ...]:
         """Who is to go elsewhere and decodes is held, and who does not decode is given back. Returns the latter."""
@@ -260,7 +258,8 @@ class Handoffs:
             del self._returning[request]
         return tuple(sorted(returned))
 
-    def _give_back(self, found: Boundary, cancelled: Iterable[RequestId]) -> None:
+    def _give_back(self, actions: list[AnyAction], cancelled: Iterable[RequestId]) -> tuple[RequestId, ...]:
+        """Blocks of who has left, or does not come. Returns whoever of these the router is to hear of."""
         source, target = self._source, self._target
         gone: list[RequestId] = []
         silent: list[RequestId] = []
@@ -274,18 +273,17 @@ class Handoffs:
             self._pool.release(coming.work.blocks, ())
             if not coming.anew:
                 silent.append(coming.work.request.id)
-        if target.arrived:
-            for coming in [coming for coming in target.arrived if coming.gone]:
-                target.arrived.remove(coming)
-                self._pool.release(coming.work.blocks, coming.work.shared)
-                gone.append(coming.work.request.id)
+        for coming in [coming for coming in target.arrived if coming.gone] if target.arrived else ():
+            target.arrived.remove(coming)
+            self._pool.release(coming.work.blocks, coming.work.shared)
+            gone.append(coming.work.request.id)
         source.leaving.clear()
         target.unwanted.clear()
         if gone or cancelled:
-            found.gone = tuple(gone)
-            found.actions.append(Forget((*cancelled, *gone)))
+            actions.append(Forget((*cancelled, *gone)))
         if silent:
-            found.actions.append(Abandon(tuple(silent)))
+            actions.append(Abandon(tuple(silent)))
+        return tuple(gone)
 
 
 def _request(held: Held) -> RequestId:

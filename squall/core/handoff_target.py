@@ -223,11 +223,14 @@ class HandoffTarget:
         """As many as there are seats for; the others keep their blocks."""
         seats = max(0, self._seats - len(self._running))
         joining, self.arrived = self.arrived[:seats], self.arrived[seats:]
+        joined: list[RequestId] = []
         for coming in joining:
-            self._running[coming.work.request.id] = coming.work
-            decodes.join(coming.work)
-        if joining:
-            actions.append(Join(tuple(coming.work.request.id for coming in joining), decodes.id))
+            work = coming.work
+            joined.append(work.request.id)
+            self._running[work.request.id] = work
+            decodes.join(work)
+        if joined:
+            actions.append(Join(tuple(joined), decodes.id))
 
     def take(self, decodes: DecodeGroup, actions: list[AnyAction]) -> None:
         """Blocks for the offers, in order, as far as they go."""

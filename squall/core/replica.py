@@ -212,7 +212,7 @@ class Replica:
 
     def settle_handoffs(self) -> list[AnyAction]:
         """What a boundary changes for hand-offs, while no steps are planned here."""
-        if self.handoffs is None:
+        if self.handoffs is None or self.handoffs.is_quiet:
             return []
         boundary = self.handoffs.at_boundary(self, False, ())
         if not boundary.held and not boundary.gone:

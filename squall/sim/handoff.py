@@ -63,15 +63,17 @@ class Sending:
         way: its links; None where it takes a fixed time.
         size: bytes of one GPU.
         flows: those that have not ended; none while it waits for its turn.
+        ends: who sends and who receives.
         began_at: when its turn came.
         given_up_at: while one of its links is dead.
     """
 
-    __slots__ = ("action", "began_at", "flows", "given_up_at", "num_bytes", "size", "source", "way")
+    __slots__ = ("action", "began_at", "ends", "flows", "given_up_at", "num_bytes", "size", "source", "way")
 
     def __init__(self, source: ReplicaId, action: SendKv | SendActivations, size: int, way: Way | None, now: Nanos) -> None:
         self.source = source
         self.action = action
+        self.ends: tuple[End, End] = (source, True), (action.to, False)
         self.size = size
         self.way = way
         self.num_bytes = size if way is None else size * len(way.paths)
@@ -128,25 +130,25 @@ class Turns:
 
     def take(self, number: int, sending: Sending) -> bool:
         """Whether its turn is now; otherwise it waits."""
-        ends = _ends(sending)
-        if self._begins(ends):
+        if self._begins(sending.ends):
             return True
-        for end in ends:
+        for end in sending.ends:
             self._waiting.setdefault(end, {})[number] = sending
         return False
 
     def give_back(self, number: int, sending: Sending) -> list[tuple[int, Sending]]:
         """It has ended, or does not wait any more; returns whose turn has come."""
-        ends = _ends(sending)
-        if self._forget(number, ends):
-            return []
         found: list[tuple[int, Sending]] = []
-        for end in ends:
+        if self._waiting and self._forget(number, sending.ends):
+            return found
+        for end in sending.ends:
             self._busy[end] -= 1
-        for end in ends:
+        if not self._waiting:
+            return found
+        for end in sending.ends:
             for other, waiting in self._waiting.get(end, {}).items():
-                if self._begins(its := _ends(waiting)):
-                    self._forget(other, its)
+                if self._begins(waiting.ends):
+                    self._forget(other, waiting.ends)
                     found.append((other, waiting))
                     break
         return found
@@ -166,11 +168,9 @@ class Turns:
         for end in ends:
             if queue := self._waiting.get(end):
                 waited = queue.pop(number, None) is not None or waited
+                if not queue:
+                    del self._waiting[end]
         return waited
-
-
-def _ends(sending: Sending) -> tuple[End, End]:
-    return (sending.source, True), (sending.action.to, False)
 
 
 class KvMoves:

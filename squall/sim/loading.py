@@ -226,7 +226,7 @@ class Loader:
         arrived = () if roads is None else roads.network.advance(now)
         for source, event in self._kv.on(arrived, now):
             self.tell_replica(source, event)
-        if roads is not None:
+        if arrived and roads is not None:
             for found in roads.weights.on(arrived, now):
                 replica, layer = found.replica, found.layer
                 whole = WeightsLoaded(replica, *self._pools[replica])

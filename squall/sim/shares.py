@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from heapq import heapify, heappop, heapreplace
+from operator import attrgetter
 from typing import Final
 
 from squall.core.types import Nanos
@@ -116,45 +117,50 @@ def fair_rates(flows: Collection[Flow]) -> dict[Flow, int]:
         return {flow: flow.narrowest}
     growing = dict.fromkeys(flows)
     rates: dict[Flow, int] = {}
-    left: dict[Link, int] = {}
-    sharing: dict[Link, int] = {}
+    rooms: dict[Link, Room] = {}
     for flow in growing:
         for link in flow.path:
             if link.demand > link.bandwidth:
-                left[link] = link.bandwidth
-                sharing[link] = sharing.get(link, 0) + 1
-    shares = [(left[link] // number, place, link) for place, (link, number) in enumerate(sharing.items())]
+                room = rooms.get(link)
+                if room is None:
+                    rooms[link] = [link.bandwidth, 1]
+                else:
+                    room[1] += 1
+    shares = [(left // number, place, link) for place, (link, (left, number)) in enumerate(rooms.items())]
     heapify(shares)
-    slowest_first, at = sorted(growing, key=_narrowest), 0
+    slowest_first, at = sorted(growing, key=attrgetter("narrowest")), 0
     while growing:
-        full, level = _fullest(shares, left, sharing)
+        full, level = _fullest(shares, rooms)
         before = at
         while at < len(slowest_first) and slowest_first[at].narrowest <= level:  # these leave the links no fuller for the others
-            _stop(slowest_first[at], slowest_first[at].narrowest, growing, rates, left, sharing)
+            _stop(slowest_first[at], slowest_first[at].narrowest, growing, rates, rooms)
             at += 1
         if full is not None and at == before:
             for flow in full.flows:
-                _stop(flow, level, growing, rates, left, sharing)
+                if flow in growing:
+                    _stop(flow, level, growing, rates, rooms)
     return rates
 
 
-def _fullest(shares: list[tuple[int, int, Link]], left: dict[Link, int], sharing: dict[Link, int]) -> tuple[Link | None, int]:
+Room = list[int]
+"""Of a link: the bytes a second that are left for flows that still grow, and how many these are."""
+
+
+def _fullest(shares: list[tuple[int, int, Link]], rooms: dict[Link, Room]) -> tuple[Link | None, int]:
     """The link whose growing flows get least, and what each gets. `shares` is a heap with old shares, which only ever grow."""
     while shares:
         share, place, link = shares[0]
-        number = sharing[link]
+        left, number = rooms[link]
         if not number:
             heappop(shares)
-        elif left[link] // number > share:
-            heapreplace(shares, (left[link] // number, place, link))
+        elif left // number > share:
+            heapreplace(shares, (left // number, place, link))
         else:
             return link, share
     return None, UNLIMITED
 
 
-def _stop(
-    flow: Flow, level: int, growing: dict[Flow, None], rates: dict[Flow, int], left: dict[Link, int], sharing: dict[Link, int]
-) -> None:  # fmt: skip
+def _stop(flow: Flow, level: int, growing: dict[Flow, None], rates: dict[Flow, int], rooms: dict[Link, Room]) -> None:
     """It has its rate, and those that are tied to it grow no more."""
     stopping = [flow]
     for stopped in stopping:
@@ -163,11 +169,8 @@ def _stop(
         del growing[stopped]
         rates[stopped] = level
         for link in stopped.path:
-            if link in sharing:
-                left[link] -= level
-                sharing[link] -= 1
-        stopping += [follower for follower in stopped.followers if follower.tied]
-
-
-def _narrowest(flow: Flow) -> int:
-    return flow.narrowest
+            if (room := rooms.get(link)) is not None:
+                room[0] -= level
+                room[1] -= 1
+        if stopped.followers:
+            stopping += [follower for follower in stopped.followers if follower.tied]
