@@ -1,15 +1,19 @@
 """How fast and how exact `squall search` is.
 
-    python benchmarks/search.py [--smoke] [--workers N] [--only TEXT] [--sample N] [--store FILE] [ROW ...]
+    python benchmarks/search.py [--smoke] [--workers N] [--only TEXT] [--sample N] [--skip N] [--store FILE] [ROW ...]
 
 Rows, and their targets on two cores: `space`, 1,000 configurations of Llama-2-70B and Qwen-72B under five minutes; `grid`,
 capacities within 2 % of a fine grid on 50 random configurations; `workers`, the same answer whatever the number of workers;
-`share`, at most 15 % of the token-steps that trying everything takes, and the same best; `paper`, Vidur's best configuration for
-LLaMA2-70B on conversation lengths (TP 2 x PP 2 on H100, Sarathi, chunk 512, batch 256) in our top three, or why not; `gap`, why
-Qwen-72B costs so much more than Llama-2-70B; `study`, the what-if study of the Vidur paper, four models under three workloads on
-two GPUs, 35,565 runs in 30 minutes (`--only qwen` takes the pairs that are called so; with `--store` it goes on where it was
-ended, and says at once what it knows); `scaling`, an autoscaled search over the
-Azure code hour, 200 configurations in ten minutes. `--sample` takes so many configurations in `grid`, `share` and `scaling`.
+`share`, at most 15 % of the token-steps that trying everything takes, and the same best; `strategies`, the same best by each of
+them; `paper`, Vidur's best configuration for LLaMA2-70B on conversation lengths (TP 2 x PP 2 on H100, Sarathi, chunk 512, batch
+256) in our top three, or why not; `operators`, one step of that, operator by operator, by us and by Vidur's published tables,
+and what it bears with more of what is not published; `gap`, why Qwen-72B costs so much more than Llama-2-70B; `study`, the
+what-if study of the Vidur paper, four models under three workloads on two GPUs, 35,565 runs in 30 minutes; `scaling`, an autoscaled
+search over the Azure code hour, 200 configurations in ten minutes.
+
+`--sample` takes so many configurations in `grid`, `share` and `scaling`, `--only qwen` the models (or pairs with workloads) that
+are called so in `space` and `study`. With `--store`, `space`, `share`, `study` and `scaling` go on where they were ended, and say
+at once what they know (times are then those of the rest); `grid` goes on with `--skip`: how many configurations it printed.
 
 Lengths are those of the workloads chat-lmsys-1m, arxiv-4k and bwb-4k: generated, by the Vidur paper's statistics. Times are wall
 seconds, and CPU seconds of all processes; other work on the machine shows in the former, and a little in the latter.
@@ -19,80 +23,54 @@ import logging
 import os
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from squall.core.actions import Chunk, RunSteps
-from squall.perf.catalogue import resolve_model
-from squall.perf.hardware import resolve_gpu
-from squall.perf.tables.choose import import_profile
-from squall.perf.tables.profile import save
-from squall.search.answers import summary_line
-from squall.search.capacity import place_below, rate_at
-from squall.search.command import reasons
-from squall.search.conduct import Conductor
-from squall.search.evaluate import Trial, evaluate
-from squall.search.inquiry import Candidate, Inquiry
-from squall.search.output import Answers
-from squall.search.pool import Inline, Processes, Workers
-from squall.search.result import Job
-from squall.search.setting import Workshop
-from squall.search.space import choices, dimensions, shown, usual_space, with_choice
-from squall.search.spec import Search, read_search
-from squall.search.store import Store, code_version
-from squall.search.strategy import ranked, thorough
-
 ROOT = Path(__file__).resolve().parents[1]
-SHARED = Path(os.environ.get("SQUALL_SHARED", ROOT.parent / "shared")) / "data"
-SLO = {"ttft_p90_s": 2.0, "tbt_p99_s": 0.2}
-FEW = {"num_requests": 60, "warm_up": 6, "span_s": 2}
-"""Of a smoke: enough to see all of the machinery work, and too few to believe a figure."""
+sys.path.insert(0, str(ROOT))  # the paper's question is a package beside this file
 
-MODELS = ("llama-2-7b", "internlm-20b", "llama-2-70b", "qwen-72b")
-WORKLOADS = ("chat-lmsys-1m", "arxiv-4k", "bwb-4k")
-
-
-def tree(search: Search, named: str = WORKLOADS[0], **more: Any) -> dict[str, Any]:
-    """The configuration that is searched."""
-    table: dict[str, Any] = {"kind": "named", "name": named, "num_requests": search.num_requests}
-    table["arrivals"] = {"kind": "poisson", "rate_rps": 1.0}
-    tables = {"model": {"name": "llama-2-70b"}, "cluster": {"gpu": "h100", "nodes": 64}, "slo": SLO, "workload": table}
-    return tables | more
-
-
-def paper_space() -> dict[str, Any]:
-    """GPU, shares, stages, every batching policy with its bounds."""
-    space = usual_space(Search(max_gpus_per_replica=16), ["a100", "h100"], {})
-    return space | {"replica.tp": [1, 2, 4, 8], "replica.pp": [1, 2, 4]}
-
-
-def asked(**more: Any) -> Search:
-    return read_search("benchmark", {"max_gpus_per_replica": 16, "space": paper_space()} | more)
+from benchmarks.vidur.best import gap, paper  # noqa: E402
+from benchmarks.vidur.operators import operators  # noqa: E402
+from benchmarks.vidur.question import FEW, MODELS, SHARED, WORKLOADS, asked, paper_space, tree, word  # noqa: E402
+from squall.errors import ConfigError  # noqa: E402
+from squall.search.answers import summary_line  # noqa: E402
+from squall.search.capacity import place_below, rate_at  # noqa: E402
+from squall.search.command import reasons  # noqa: E402
+from squall.search.conduct import Conductor  # noqa: E402
+from squall.search.evaluate import Trial, evaluate  # noqa: E402
+from squall.search.inquiry import Candidate, Inquiry  # noqa: E402
+from squall.search.output import Answers  # noqa: E402
+from squall.search.pool import Inline, Processes, Workers  # noqa: E402
+from squall.search.result import Job  # noqa: E402
+from squall.search.setting import Workshop  # noqa: E402
+from squall.search.space import choices, dimensions, shown  # noqa: E402
+from squall.search.spec import Search  # noqa: E402
+from squall.search.store import Store, code_version  # noqa: E402
+from squall.search.strategy import ranked, thorough  # noqa: E402
 
 
 def workers_for(search: Search, count: int) -> Workers:
     return Inline(Workshop(search)) if count == 1 else Processes(search, count)
 
 
-def word(name: str) -> str:
-    """What follows an option on the command line; empty where it is not there."""
-    return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else ""
+def store() -> Store:
+    """What is known already, by `--store`."""
+    return Store(Path(word("--store")) if word("--store") else None)
 
 
 def searched(search: Search, base: dict[str, Any], count: int) -> tuple[Answers, Conductor, float, float]:
     """The answers, who found them, wall seconds and CPU seconds."""
     workers = workers_for(search, count)
     began, spent = time.perf_counter(), sum(os.times()[:4])
-    store = Store(Path(word("--store")) if word("--store") else None)
-    conductor = Conductor(search, base, workers, store, code_version(), lambda _: None)
+    known = store()
+    conductor = Conductor(search, base, workers, known, code_version(), lambda _: None)
     try:
         answers = conductor.answers()
     finally:
         workers.close()
-        store.close()
+        known.close()
     return answers, conductor, time.perf_counter() - began, sum(os.times()[:4]) - spent
 
 
@@ -103,7 +81,7 @@ def space(smoke: bool, count: int) -> None:
     if smoke:
         narrowed = {"replica.pp": [1, 2], "replica.tp": [2, 4], "batching.kind": ["vllm"], "batching.max_num_seqs": [128]}
     total, seconds = 0, 0.0
-    for model in models:
+    for model in [model for model in models if word("--only") in model]:
         search = asked(space=paper_space() | narrowed, top=3, **(FEW | {"seeds": 1} if smoke else {}))
         answers, conductor, wall, cpu = searched(search, tree(search, model={"name": model}), count)
         runnable = sum(result.status != "invalid" for result in answers.results)
@@ -139,9 +117,12 @@ def grid(smoke: bool, _: int) -> None:
     workshop = Workshop(search)
     first: list[float] = []
     last: list[float] = []
-    for job in random_jobs(search, 2 if smoke else int(word("--sample") or 50)):
+    jobs = random_jobs(search, 2 if smoke else int(word("--sample") or 50))
+    for number, job in list(enumerate(jobs, 1))[int(word("--skip") or 0) :]:
         result = evaluate(workshop, job)
+        said = f"    {number:3} {shown(job.choice)}: "
         if result.capacity_rps is None:
+            print(said + result.reason, flush=True)
             continue
         setting = workshop.setting(job)
         trial = Trial(search, job, setting)
@@ -151,6 +132,11 @@ def grid(smoke: bool, _: int) -> None:
         until = next((each - 1 for each, good in passed.items() if not good), places[-1])
         first.append(rate_at(until, search.tolerance) / result.capacity_rps - 1)
         last.append(rate_at(max(each for each, good in passed.items() if good), search.tolerance) / result.capacity_rps - 1)
+        print(
+            said + f"{result.capacity_rps:.3f} req/s; all lower rates pass up to {100 * first[-1]:+.1f} %, "
+            f"the last that does is {100 * last[-1]:+.1f} %",
+            flush=True,
+        )
     close = sum(abs(each) <= 0.02 for each in first)
     odd = sum(one != other for one, other in zip(first, last, strict=True))
     print(f"{len(first)} capacities: {close} within 2 % of the highest rate below which all pass, the worst "
@@ -176,82 +162,41 @@ def share(smoke: bool, count: int) -> None:
     """Token-steps with bounds and early rejection, against capacities of everything, on a sample of the whole space."""
     search = asked(space=paper_space() | ({"replica.pp": [1]} if smoke else {}), top=1, **(FEW if smoke else {}))
     jobs = random_jobs(search, 8 if smoke else int(word("--sample") or 96))
-    found: dict[bool, tuple[float | None, int]] = {}
-    for all_of_it in (False, True):
-        pool = workers_for(search, count)
-        inquiry = Inquiry(search, tree(search), Workshop(search), pool, Store(None), "benchmark")
-        wanted = [job.choice for job in jobs]
-        results = inquiry.ask(inquiry.survey(wanted), None) if all_of_it else thorough(inquiry, wanted)
-        pool.close()
-        found[all_of_it] = ranked(results)[0].score, inquiry.token_steps
-    (best, steps), (truth, all_steps) = found[False], found[True]
-    same = "the same best" if best == truth else "ANOTHER best"
-    print(f"{len(jobs)} configurations, drawn from all six policies: {steps:,} of {all_steps:,} token-steps: "
-          f"{100 * steps / all_steps:.1f} % (target: 15 %), {same}")  # fmt: skip
+    wanted = [job.choice for job in jobs]
+    pool, everything = workers_for(search, count), store()
+    pruned, whole = (
+        Inquiry(search, tree(search), Workshop(search), pool, known, code_version()) for known in (Store(None), everything)
+    )
+    best_of = ranked(thorough(pruned, wanted))[0].score
+    print(f"    pruned: {pruned.token_steps:,} token-steps, {pruned.num_runs:,} runs", flush=True)
+    results = whole.ask(whole.survey(wanted), None)
+    pool.close()
+    everything.close()
+    all_of_it = sum(result.token_steps for result in results)
+    same = "the same best" if best_of == ranked(results)[0].score else "ANOTHER best"
+    print(f"{len(jobs)} configurations, drawn from all six policies: {pruned.token_steps:,} of {all_of_it:,} token-steps: "
+          f"{100 * pruned.token_steps / all_of_it:.1f} % (target: 15 %), {same}")  # fmt: skip
 
 
-def paper(smoke: bool, count: int) -> None:
-    """Vidur's own space for LLaMA2-70B on conversation lengths, and where its best stands: ours and with Vidur's operator tables.
-
-    The space is that of Vidur-Search (its config_explorer/config/config.yml): machines of four GPUs, no TP 1 for this model, vLLM
-    (of its time) and Sarathi. Vidur multiplies its batch size by the stages of the pipeline: 256 are 512 here.
-    """
-    space: dict[str, Any] = {
-        "cluster.gpu": ["a100", "h100"], "replica.tp": [2, 4], "replica.pp": [1, 2, 4], "batching.kind": ["sarathi", "vllm_v0"],
-        "batching.max_num_seqs": [64, 128, 256, 512],
-        "batching.chunk_size": {"values": [256, 512, 1024, 2048, 4096], "when": {"batching.kind": "sarathi"}},
-    }  # fmt: skip
-    if smoke:
-        space |= {"batching.max_num_seqs": [512], "batching.chunk_size": [512, 1024], "replica.pp": [1, 2]}
-    search = asked(space=space, top=3, **(FEW if smoke else {}))
-    fours = {"gpu": "h100", "nodes": 16, "gpus_per_node": 4}
-    answers, _, wall, _ = searched(search, tree(search, cluster=fours), count)
-    for place, one in enumerate(answers.finalists, 1):
-        print(f"    {place}. {one.score_at(one.capacity):.3f} QPS/$, {one.capacity:.2f} req/s: {shown(one.result.choice)}")
-    print(f"{len(answers.results)} configurations in {wall:.1f} s; Vidur's published best: 0.2 QPS/$, at its prices")
-    folder = SHARED / "vidur_profiles" / "h100"
-    tables: dict[str, dict[str, Any]] = {"our prices": {}}
-    if folder.is_dir():
-        tables["Vidur's matrix products"] = _imported(folder)
-    workshop = Workshop(search)
-    for name, latency in tables.items():
-        for tp, pp, chunk in ((2, 2, 512), (2, 2, 1024), (1, 4, 512))[: 1 if smoke else 3]:
-            batching = {"kind": "sarathi", "chunk_size": chunk, "max_num_seqs": 512}
-            choice = {"cluster.gpu": "h100", "replica.tp": tp, "replica.pp": pp, "batching": batching}
-            base = with_choice(tree(search, latency=latency), choice)
-            job = Job(0, choice, base, None, search.num_requests, search.warm_up, search.span_s)
-            result = evaluate(workshop, job)
-            step = RunSteps(0, 1, 128, 128 * 900, (Chunk(0, 0, chunk - 128, 0, False),))
-            stages = " + ".join(f"{nanos / 1e6:.0f}" for nanos in workshop.setting(job).latency.stages(step))
-            print(
-                f"    {name}: TP {tp} x PP {pp}, chunk {chunk}: {result.capacity_rps or 0:.2f} req/s, "
-                f"{result.score or 0:.3f} QPS/$, beyond: {result.binding}; a full step with 128 decodes takes {stages} ms",
-                flush=True,
-            )
-
-
-def _imported(folder: Path) -> dict[str, Any]:
-    """A `[latency]` table with the tables in `folder`, as `squall profile import` reads them."""
-    place = Path(tempfile.mkdtemp(prefix="squall-search-")) / "profile.parquet"
-    save(import_profile("vidur", folder, resolve_gpu("h100"), resolve_model("llama-2-70b"), ""), place)
-    return {"kind": "measured", "path": str(place)}
-
-
-def gap(smoke: bool, _: int) -> None:
-    """Why Qwen-72B costs more than Llama-2-70B: every head has keys and values of its own, so the pool holds fewer requests."""
-    search = asked(**(FEW if smoke else {}))
-    workshop = Workshop(search)
-    for name in ("llama-2-70b", "qwen-72b"):
-        choice = {"cluster.gpu": "h100", "replica.tp": 4, "batching": {"kind": "sarathi", "chunk_size": 512}}
-        base = with_choice(tree(search, model={"name": name}), choice)
-        setting = workshop.setting(Job(0, choice, base, num_requests=search.num_requests, warm_up=search.warm_up))
-        sample, bytes_each = setting.sample, setting.model.kv_bytes_per_token("bf16")
-        held = sample.context / sample.num_gaps
+def strategies(smoke: bool, count: int) -> None:
+    """What each strategy finds in the whole space, and for how much work."""
+    narrow = {"replica.pp": [1], "batching.kind": ["vllm"], "replica.tp": [2, 4]} if smoke else {}
+    found: set[float] = set()
+    for strategy in ("exhaustive", "halving", "sampler"):
+        search = asked(space=paper_space() | narrow, strategy=strategy, top=1, seeds=1, uncertainty=0.1, **(FEW if smoke else {}))
+        try:
+            answers, conductor, wall, cpu = searched(search, tree(search), count)
+        except ConfigError as error:  # the sampler is an extra
+            print(f"    {strategy:10} {error}")
+            continue
+        inquiry, best = conductor.inquiries[0], answers.finalists[0].result
+        found.add(best.score or 0.0)
         print(
-            f"{name:12} {bytes_each / 1024:7,.0f} KiB of KV a token; on 4 x H100 {setting.num_blocks * 16:9,} tokens, "
-            f"{setting.num_blocks * 16 / held:6,.0f} requests of {held:,.0f} tokens; a step with 64 of them: "
-            f"{setting.latency.run(RunSteps(0, 1, 64, round(64 * held), ()), 1)[0].first / 16e6:.1f} ms"
+            f"    {strategy:10} {best.score:.4f} QPS/$: {len(answers.results):,} configurations looked at, {inquiry.num_runs:,} "
+            f"runs, {inquiry.token_steps:,} token-steps, {wall:.0f} s wall, {cpu:.0f} s CPU; {shown(best.choice)}",
+            flush=True,
         )
+    print("the same best" if len(found) == 1 else "ANOTHER best")
 
 
 def study(smoke: bool, count: int) -> None:
@@ -350,8 +295,9 @@ def scaling(smoke: bool, count: int) -> None:
 
 
 ROWS: dict[str, Callable[[bool, int], None]] = {
-    "space": space, "grid": grid, "workers": workers, "share": share, "paper": paper, "gap": gap, "study": study,
-    "scaling": scaling,
+    "space": space, "grid": grid, "workers": workers, "share": share, "strategies": strategies,
+    "paper": lambda smoke, count: paper(smoke, lambda search, base: searched(search, base, count)[0]),
+    "operators": lambda smoke, _: operators(smoke), "gap": lambda smoke, _: gap(smoke), "study": study, "scaling": scaling,
 }  # fmt: skip
 
 
@@ -360,7 +306,7 @@ def main() -> None:
     words = sys.argv[1:]
     smoke = "--smoke" in words
     count = int(words[words.index("--workers") + 1]) if "--workers" in words else 2
-    for name in [word for word in words if word in ROWS] or ROWS:
+    for name in [each for each in words if each in ROWS] or ROWS:
         print(f"-- {name}")
         ROWS[name](smoke, count)
 
