@@ -1,6 +1,7 @@
 """How fast and how exact `squall search` is.
 
-    python benchmarks/search.py [--smoke] [--workers N] [--only TEXT] [--sample N] [--skip N] [--store FILE] [ROW ...]
+    python benchmarks/search.py [--smoke] [--workers N] [--only TEXT] [--sample N] [--skip N] [--span S] [--store FILE]
+        [ROW ...]
 
 Rows, and their targets on two cores: `space`, 1,000 configurations of Llama-2-70B and Qwen-72B under five minutes; `grid`,
 capacities within 2 % of a fine grid on 50 random configurations; `workers`, the same answer whatever the number of workers;
@@ -8,12 +9,13 @@ capacities within 2 % of a fine grid on 50 random configurations; `workers`, the
 them; `paper`, Vidur's best configuration for LLaMA2-70B on conversation lengths (TP 2 x PP 2 on H100, Sarathi, chunk 512, batch
 256) in our top three, or why not; `operators`, one step of that, operator by operator, by us and by Vidur's published tables,
 and what it bears with more of what is not published; `gap`, why Qwen-72B costs so much more than Llama-2-70B; `study`, the
-what-if study of the Vidur paper, four models under three workloads on two GPUs, 35,565 runs in 30 minutes; `scaling`, an autoscaled
-search over the Azure code hour, 200 configurations in ten minutes.
+what-if study of the Vidur paper, four models under three workloads on two GPUs, 35,565 runs in 30 minutes; `scaling`, an
+autoscaled search over the Azure code hour, 200 configurations in ten minutes.
 
 `--sample` takes so many configurations in `grid`, `share` and `scaling`, `--only qwen` the models (or pairs with workloads) that
 are called so in `space` and `study`. With `--store`, `space`, `share`, `study` and `scaling` go on where they were ended, and say
 at once what they know (times are then those of the rest); `grid` goes on with `--skip`: how many configurations it printed.
+`--span 25` takes shorter samples than the 100 s that a search takes, in `grid`, `share` and `strategies`: more by chance, and sooner.
 
 Lengths are those of the workloads chat-lmsys-1m, arxiv-4k and bwb-4k: generated, by the Vidur paper's statistics. Times are wall
 seconds, and CPU seconds of all processes; other work on the machine shows in the former, and a little in the latter.
@@ -49,6 +51,12 @@ from squall.search.space import choices, dimensions, shown  # noqa: E402
 from squall.search.spec import Search  # noqa: E402
 from squall.search.store import Store, code_version  # noqa: E402
 from squall.search.strategy import ranked, thorough  # noqa: E402
+
+
+def sized(smoke: bool) -> dict[str, Any]:
+    """How long samples are: as a search has them, or as `--span` says."""
+    span = float(word("--span") or 100)
+    return FEW if smoke else {"num_requests": round(8 * span), "warm_up": round(0.8 * span), "span_s": span}
 
 
 def workers_for(search: Search, count: int) -> Workers:
@@ -96,6 +104,10 @@ def space(smoke: bool, count: int) -> None:
     print(f"1,000 configurations at this pace: {1000 * seconds / total:.0f} s on {count} workers (target: 300 s on two)")
 
 
+AROUND = 6
+"""Steps of the grid to either side of a capacity."""
+
+
 def random_jobs(search: Search, number: int) -> list[Job]:
     """Configurations that can be run, drawn from the space."""
     inquiry = Inquiry(search, tree(search), Workshop(search), Inline(Workshop(search)), Store(None), "benchmark")
@@ -112,8 +124,8 @@ def random_jobs(search: Search, number: int) -> list[Job]:
 
 
 def grid(smoke: bool, _: int) -> None:
-    """Capacities against a grid of 1 % steps, 12 % to either side: its highest rate below which all pass, and its last."""
-    search = asked(space=paper_space() | ({"replica.pp": [1]} if smoke else {}), **(FEW if smoke else {}))
+    """Capacities against a grid of 1 % steps, 6 % to either side: its highest rate below which all pass, and its last."""
+    search = asked(space=paper_space() | ({"replica.pp": [1]} if smoke else {}), **sized(smoke))
     workshop = Workshop(search)
     first: list[float] = []
     last: list[float] = []
@@ -127,7 +139,7 @@ def grid(smoke: bool, _: int) -> None:
         setting = workshop.setting(job)
         trial = Trial(search, job, setting)
         place = place_below(result.capacity_rps, search.tolerance)
-        places = range(place - 12, min(place + 12, place_below(setting.highest_rps, search.tolerance)) + 1)
+        places = range(place - AROUND, min(place + AROUND, place_below(setting.highest_rps, search.tolerance)) + 1)
         passed = {each: trial.play(rate_at(each, search.tolerance))[0].passed for each in places}
         until = next((each - 1 for each, good in passed.items() if not good), places[-1])
         first.append(rate_at(until, search.tolerance) / result.capacity_rps - 1)
@@ -160,7 +172,7 @@ def workers(smoke: bool, count: int) -> None:
 
 def share(smoke: bool, count: int) -> None:
     """Token-steps with bounds and early rejection, against capacities of everything, on a sample of the whole space."""
-    search = asked(space=paper_space() | ({"replica.pp": [1]} if smoke else {}), top=1, **(FEW if smoke else {}))
+    search = asked(space=paper_space() | ({"replica.pp": [1]} if smoke else {}), top=1, **sized(smoke))
     jobs = random_jobs(search, 8 if smoke else int(word("--sample") or 96))
     wanted = [job.choice for job in jobs]
     pool, everything = workers_for(search, count), store()
@@ -183,7 +195,7 @@ def strategies(smoke: bool, count: int) -> None:
     narrow = {"replica.pp": [1], "batching.kind": ["vllm"], "replica.tp": [2, 4]} if smoke else {}
     found: set[float] = set()
     for strategy in ("exhaustive", "halving", "sampler"):
-        search = asked(space=paper_space() | narrow, strategy=strategy, top=1, seeds=1, uncertainty=0.1, **(FEW if smoke else {}))
+        search = asked(space=paper_space() | narrow, strategy=strategy, top=1, seeds=1, uncertainty=0.1, **sized(smoke))
         try:
             answers, conductor, wall, cpu = searched(search, tree(search), count)
         except ConfigError as error:  # the sampler is an extra
