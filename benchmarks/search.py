@@ -15,7 +15,7 @@ autoscaled search over the Azure code hour, 200 configurations in ten minutes.
 `--sample` takes so many configurations in `grid`, `share` and `scaling`, `--only qwen` the models (or pairs with workloads) that
 are called so in `space` and `study`. With `--store`, `space`, `share`, `study` and `scaling` go on where they were ended, and say
 at once what they know (times are then those of the rest); `grid` goes on with `--skip`: how many configurations it printed.
-`--span 25` takes shorter samples than the 100 s that a search takes, in `grid`, `share` and `strategies`: more by chance, and sooner.
+`--span 25` takes samples of 25 s instead of 100 s, in `grid`, `share` and `strategies`: more is chance, and it takes less long.
 
 Lengths are those of the workloads chat-lmsys-1m, arxiv-4k and bwb-4k: generated, by the Vidur paper's statistics. Times are wall
 seconds, and CPU seconds of all processes; other work on the machine shows in the former, and a little in the latter.
@@ -73,6 +73,8 @@ def searched(search: Search, base: dict[str, Any], count: int) -> tuple[Answers,
     workers = workers_for(search, count)
     began, spent = time.perf_counter(), sum(os.times()[:4])
     known = store()
+    if known.num_known:
+        print(f"    {known.num_known:,} results are known: times are those of the rest")
     conductor = Conductor(search, base, workers, known, code_version(), lambda _: None)
     try:
         answers = conductor.answers()
