@@ -224,6 +224,18 @@ async def test_a_request_larger_than_the_pool_is_refused_for_good(make_host: Any
         assert (rejected.value.reason, rejected.value.retry_after_s) == ("too_large", None)
 
 
+async def test_fifty_requests_that_cannot_be_served_are_held_against_nobody(make_host: Any, spoken: Any) -> None:
+    """Replicas answer for what they do, not for what they are asked (sgl-project/sglang#25811)."""
+    here = Here(lambda replica: make_host(replica, num_blocks=8))
+    async with fleet(here, replicas=2) as head:
+        refused = await asyncio.gather(*(all_of(ask(head, max_tokens=40)) for _ in range(50)), return_exceptions=True)
+        assert all(isinstance(error, Rejected) for error in refused)
+        assert [replica.phase for replica in head.stats().replicas] == ["ready", "ready"]
+        answers = await asyncio.gather(*(all_of(ask(head, max_tokens=5, seed=seed)) for seed in range(4)))
+        assert [tokens(answer) for answer in answers] == [spoken(seed, 5) for seed in range(4)]
+        assert here.num_starts == 2
+
+
 async def test_a_full_queue_says_when_to_come_back(here: Here) -> None:
     async with fleet(here, queue=Queue(max_requests=1), route=Pull(max_outstanding=1)) as head:
         running, queued, refused = (ask(head, max_tokens=50) for _ in range(3))

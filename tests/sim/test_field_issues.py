@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct, field
+from msgspec.structs import replace
 
-from squall.config import DEFAULTS, dumps, from_tree
+from squall.config import DEFAULTS, Cluster, dumps, from_tree
 from squall.core.actions import AnyAction, Decided, Send, StartReplica
 from squall.core.controller import Controller
 from squall.core.events import (
     AnyEvent,
+    Cancelled,
     Emptied,
     LoadFailed,
     ReplicaLost,
     ReplicaStarted,
     ReplicaStopped,
     ReplicaUp,
+    RoleChanged,
     Warmed,
     WeightsLoaded,
     Woke,
@@ -30,11 +34,13 @@ from squall.core.events import (
 from squall.core.fleet_plan import Bounds, FleetPlan, Patience, Slots
 from squall.core.fleet_view import Capacity, ScaleView, Wanted
 from squall.core.metrics import Outcome
-from squall.core.types import ROUTER, SECOND, Role
+from squall.core.types import MILLISECOND, ROUTER, SECOND, Role
 from squall.errors import ConfigError
+from squall.fleet_tables import Fleet, Replicas
 from squall.sim.loading import Delays
 from squall.workload.spec import OfferedRequest
 from tests.core.test_roles import DECODE, PREFILL, Counts, changed, down, fleet, turn, up
+from tests.sim import test_disaggregated as apart
 from tests.sim.test_elastic import CAPACITY, play, steady
 
 DOCS = Path(__file__).resolve().parents[2]
@@ -241,6 +247,66 @@ def test_every_default_is_a_value_that_may_be_written() -> None:
     assert from_tree("defaults", tomllib.loads(dumps(DEFAULTS))) == DEFAULTS
     with pytest.raises(ConfigError):
         from_tree("here", {"fleet": {"replicas": {"min": -1, "max": 4}}})
+
+
+# -- 30: nearly all clients go away at once (sgl-project/sglang#28651)
+
+
+def test_a_storm_of_clients_that_give_up_leaves_nothing_and_whoever_comes_next_is_served_as_if_alone() -> None:
+    """Of 200 requests within two seconds 177 are left, in every part of a life whose hand-off takes 0.2 s."""
+    storm = [OfferedRequest(id, id * 10 * MILLISECOND, 160, 100) for id in range(200)]
+    gone = [(request.arrived_at + (37 * request.id % 1000) * MILLISECOND, request.id) for request in storm if request.id % 9]
+    late = OfferedRequest(200, 12 * SECOND, 160, 100)
+    config = apart.apart(prefill=1, decode=2, delay_s=0.2)
+    record, log, machines = apart.play(config, [*storm, late], num_blocks=200, gone=gone)
+    outcomes = Counter(row.outcome for row in record.requests)
+    assert outcomes[Outcome.CANCELLED] > 100
+    assert outcomes[Outcome.CANCELLED] + outcomes[Outcome.COMPLETED] == 201
+    apart.check_empty(machines)
+    last = record.requests[200]
+    assert last.first_token_at - last.arrived_at == 10 * MILLISECOND
+    assert last.finished_at - last.arrived_at == (10 + 200 + 99 * 10) * MILLISECOND
+    left = {now for now, _, event, _ in log if isinstance(event, Cancelled)}
+    assert max(now for now, *_ in log if now < late.arrived_at) <= max(left) + 2 * SECOND  # who stayed has ended by then, too
+
+
+# -- 34: more prompts at once than decode replicas have room for (lightseekorg/tokenspeed#1427)
+
+
+def test_however_long_a_queue_for_decode_replicas_is_nobody_in_it_fails() -> None:
+    requests = [OfferedRequest(id, 0, 400, 400) for id in range(40)]  # 50 blocks each; two of them fit at a time
+    record, _, machines = apart.play(apart.apart(prefill=2), requests, num_blocks=120)
+    assert [row.outcome for row in record.requests] == [Outcome.COMPLETED] * 40
+    assert max(row.finished_at for row in record.requests) > 60 * SECOND  # they have waited for a minute
+    assert sum(row.preemptions for row in record.requests) == 0
+    apart.check_empty(machines)
+
+
+# -- 36: roles that change to and fro under load (sgl-project/sglang#28403, vllm-project/vllm#56133)
+
+
+class ToAndFro(Struct, frozen=True):
+    """Three prefill replicas and one decode replica, and half a second later the other way round."""
+
+    def __call__(self, view: ScaleView) -> Wanted:
+        prefill = 1 if view.now // (SECOND // 2) % 2 else 3
+        return Wanted({PREFILL: prefill, DECODE: 4 - prefill}, "by the clock")
+
+
+def test_a_hundred_changes_of_roles_to_and_fro_lose_no_request_and_no_token() -> None:
+    few = Replicas(1, 3, 2)
+    fleet = Fleet("disaggregated", prefill=few, decode=few, up_interval_s=0.05, down_window_s=0.1)
+    config = apart.apart(delay_s=0.01)
+    config = replace(config, fleet=fleet, scale=ToAndFro(), cluster=Cluster("h100-sxm", 1, 4))
+    requests = apart.steady(20, 110, prompt=200, output=20)
+    record, log, machines = apart.play(config, requests, num_blocks=400)
+    apart.check_ends(record, log, requests, 4)
+    assert {row.outcome for row in record.requests} == {Outcome.COMPLETED}
+    heard = [event for _, machine, event, _ in log if machine == ROUTER]
+    to = sum(isinstance(event, RoleChanged) and event.role is DECODE for event in heard)
+    fro = sum(isinstance(event, ReplicaUp) and event.role is PREFILL for event in heard)  # who decodes is emptied first
+    assert min(to, fro) >= 200
+    apart.check_empty(machines)
 
 
 # -- 50: who drains goes on (smg-project/smg#1172)

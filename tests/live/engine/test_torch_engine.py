@@ -124,10 +124,23 @@ def test_tokens_do_not_depend_on_the_prefix_cache(start: Start, drive: Any) -> N
         assert said(driven.outputs[one.request]) == said(alone(engine, drive, Job(one.request, one.prompt, one.sampling)))
 
 
-def test_a_request_continued_elsewhere_goes_on_as_if_nothing_had_happened(fresh: TorchEngine, drive: Any) -> None:
-    one = job(3, 20, 15, temperature=1.0, seed=5, logprobs=1)
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"logprobs": 1},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.7},
+        {"repetition_penalty": 1.4, "top_k": 40},
+        {"min_tokens": 12, "stop_token_ids": tuple(range(0, 256, 2))},
+    ],
+)
+def test_a_request_continued_elsewhere_goes_on_as_if_nothing_had_happened(
+    sampling: dict[str, Any], fresh: TorchEngine, drive: Any
+) -> None:
+    """Whatever the choice of a token depends on that was there before counts from the first token, not from the move."""
+    one = job(3, 20, 15, temperature=1.0, seed=5, **sampling)
     whole = drive(fresh, one).outputs[3]
-    for cut in (1, 7, 14):
+    assert len(whole) >= 12
+    for cut in (1, 7, len(whole) - 1):
         fresh.reset()
         rest = drive(fresh, Job(3, one.prompt, one.sampling, tuple(said(whole[:cut])))).outputs[3]
         assert [(out.token, out.text, out.finish) for out in rest] == [(out.token, out.text, out.finish) for out in whole[cut:]]
