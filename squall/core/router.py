@@ -7,7 +7,6 @@ first token, what a token is, or how long anything takes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
 
 from squall.core.actions import AnyAction, Reply, Send
 from squall.core.demand import Demand
@@ -94,9 +93,9 @@ class Router:
         return len(self._queue)
 
     @property
-    def queued(self) -> Collection[RequestId]:
-        """Who they are."""
-        return self._queue.keys()
+    def unfinished(self) -> list[RequestId]:
+        """Whoever waits for an answer, wherever it is."""
+        return [request for request, entry in self._entries.items() if entry.phase is not RequestPhase.CANCELLING]
 
     @property
     def num_outstanding(self) -> int:

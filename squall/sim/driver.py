@@ -72,8 +72,8 @@ class Driver:
         num_events: events delivered.
         scale_ups, scale_downs: replicas added and removed by decisions.
         cut_off: told of every run that the end cuts off: replica, run, steps that are done, and when the last one was.
-        in_vain_after: who waits for a replica is refused when for so long after the last arrival nobody but the controller has
-            done anything, and that is the end.
+        in_vain_after: who waits for a replica, with its KV held or without, is refused when for so long after the last arrival
+            nobody but the controller has done anything, and that is the end.
     """
 
     def __init__(
@@ -351,7 +351,7 @@ class Driver:
         return self._in_vain
 
     def _refuse_who_waits(self) -> None:
-        waiting = list(getattr(self._machines[ROUTER], "queued", ()))
+        waiting = list(getattr(self._machines[ROUTER], "unfinished", ()))
         while waiting:
             for request in waiting:
                 self._world.reject(request, Rejection.NO_CAPACITY, self.now)

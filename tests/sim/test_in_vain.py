@@ -53,6 +53,15 @@ def test_when_all_nodes_are_gone_for_good_who_waits_is_refused_and_so_is_the_tur
     assert "  refused     2 no capacity" in headline(summarise(record, of.slo, None))
 
 
+def test_so_is_whoever_was_prefilled_when_no_decode_replica_comes_and_whoever_waits_behind_it() -> None:
+    """Of two nodes, one for prompts, the one that decodes is gone for good; the KV that is held for it fills the other."""
+    of = replace(config(Fixed(), 1, faults=GONE[1:]), fleet=Fleet("disaggregated", prefill=1, decode=1))
+    record = play(of, [*TURNS, OfferedRequest(3, 2 * SECOND, 15_500, 10), OfferedRequest(4, 3 * SECOND, 15_500, 10)])
+    ends = [(row.outcome, row.error, row.num_output_tokens) for row in record.requests]
+    refused = (Outcome.REJECTED, "no_capacity")
+    assert ends == [(Outcome.COMPLETED, "", 10), (*refused, 1), (*refused, 0), (*refused, 0), (*refused, 0)]
+
+
 def test_a_node_that_comes_back_is_waited_for_whenever_that_is() -> None:
     record = play(config(Ttft(), ELASTIC, faults=(replace(GONE[0], duration_s=4000.0), GONE[1])), TURNS)
     assert [row.outcome for row in record.requests] == [Outcome.COMPLETED] * 3
