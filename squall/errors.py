@@ -13,6 +13,7 @@ SquallError
 │   ├── PeerLost       the connection broke or the peer fell silent; another may have the same bytes
 │   └── PeerRefused    the peer said no: a wrong token, another model, another version
 ├── ReplicaFailed      a replica died and the request could not be continued (HTTP 500)
+│   └── HostLost       the machine that it was to run on cannot be reached; that has been said
 └── IllegalTransition  an event that cannot happen in this phase; carries the object's story
 """
 
@@ -84,6 +85,10 @@ class PeerRefused(TransferFailed):
 
 class ReplicaFailed(SquallError):
     """The replica died in the middle of a request, which could not be continued elsewhere."""
+
+
+class HostLost(ReplicaFailed):
+    """No replica can be started there: the host cannot be reached. Whoever found it has told the user, once for all replicas."""
 
 
 class IllegalTransition(SquallError):

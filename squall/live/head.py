@@ -23,6 +23,8 @@ from squall.core.events import (
     HandedOver,
     LivePaired,
     LoadFailed,
+    NodeDown,
+    NodeUp,
     Offered,
     Progressed,
     ReplicaLost,
@@ -37,7 +39,7 @@ from squall.core.fleet_plan import FleetPlan
 from squall.core.lifecycle import Phase
 from squall.core.types import CONTROLLER, ROUTER, MachineId, Nanos, ReplicaId, Request, RequestId, Role
 from squall.deployment import plain_plan, router_of
-from squall.errors import ConfigError, SquallError
+from squall.errors import ConfigError, HostLost, SquallError
 from squall.eventlog import EventLog
 from squall.live.activations import ActivationsOffer
 from squall.live.driver import Driver, Priority
@@ -241,13 +243,13 @@ class Head:
 
     async def _live(self, replica: ReplicaId, *, settled: bool) -> None:
         """From its start to its loss. A settled one was there when the fleet began."""
-        address = None
+        address, said = None, False
         try:
             address = await self._launcher.start(replica)
             client = self._clients[replica] = ReplicaClient(replica, self, self._launcher.token, self._silence_s, settled=settled)
             why = await client.run(address)
         except SquallError as error:
-            why = str(error)
+            why, said = str(error), isinstance(error, HostLost)
             if isinstance(error, ConfigError):
                 self._cannot_serve(why)
         if replica in self._stopping:
@@ -256,7 +258,8 @@ class Head:
         if address is not None:
             await self._launcher.kill(address)
         why = self._last_words.pop(replica, why)
-        self._say(f"replica {replica} is lost: {why}")
+        if not said:
+            self._say(f"replica {replica} is lost: {why}")
         self._over(replica, ReplicaLost(replica, why))
 
     def _stop(self, replica: ReplicaId) -> None:
@@ -290,6 +293,17 @@ class Head:
         """Before anything ran, what is wrong is the user's to put right."""
         if not self.ready and self.load_failure is not None and not self.load_failure.done():
             self.load_failure.set_result(why)
+
+    # -- what a launcher of many hosts says (see `Watch`)
+
+    def host_out(self, host: int) -> None:
+        self._driver.post(CONTROLLER, NodeDown(host, self._driver.now), Priority.END)
+
+    def host_back(self, host: int) -> None:
+        self._driver.post(CONTROLLER, NodeUp(host), Priority.END)
+
+    def no_host(self, why: str) -> None:
+        self._cannot_serve(why)
 
     # -- what replicas say
 

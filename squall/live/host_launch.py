@@ -1,27 +1,27 @@
 """Starts and ends workers on a list of hosts, each of which has an agent. Knows hosts and agents, not what workers compute.
 
 The agents dial us: started over ssh, or by a person with the command that we print. An agent that is gone takes its workers with
-it; the next replica that is wanted there starts another one over ssh, or waits for the person.
+it; the next replica that is wanted there starts another one over ssh, or waits for the person. A host that ssh brings no agent
+from is out of the fleet, and dialled at longer and longer intervals until it is back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import shlex
-import signal
 import socket
-import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
+from typing import Protocol
 
 from squall.core.types import ReplicaId
-from squall.errors import ConfigError, PeerLost, ReplicaFailed
+from squall.errors import ConfigError, HostLost, PeerLost, ReplicaFailed
 from squall.launch_tables import Launcher, Machine
 from squall.live.agents import MAX_LINE, SILENCE_S, Answer, Welcome, Wire, Wish, meet_agent
 from squall.live.launch import START_TIMEOUT_S, Place
+from squall.live.ssh import SshCommand
 from squall.live.transport.frames import proof
 
 STOP_S = 15.0
@@ -30,7 +30,22 @@ STOP_S = 15.0
 REMIND_S = 30.0
 """How often a person is told that a host has no agent yet."""
 
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5")
+FIRST_RETRY_S = 2.0
+LAST_RETRY_S = 300.0
+"""A host that is out is dialled again after the first, then after twice as long, and so on up to the last."""
+
+TRIES = 5
+"""Where no host has come after so many, a minute after the first, something is wrong that time does not mend."""
+
+
+class Watch(Protocol):
+    """Who wants to know which hosts there are. Hosts are numbered as in the table; so are their nodes in the fleet's plan."""
+
+    def host_out(self, host: int) -> None: ...
+    def host_back(self, host: int) -> None: ...
+    def no_host(self, why: str) -> None:
+        """None has ever come, however often it was tried."""
+        ...
 
 
 class HostsLauncher:
@@ -44,6 +59,7 @@ class HostsLauncher:
         say: tells a person what to run, one line a host.
 
     Attributes:
+        watch: hears of hosts that go and come; nobody by default.
         address: "host:port" where agents reach us.
         token: what all agents and workers of the fleet know.
 
@@ -60,11 +76,13 @@ class HostsLauncher:
         port = self._listener.getsockname()[1]
         self.address = f"{table.advertise or table.listen.rpartition(':')[0]}:{port}"
         per_host = table.slots_per_host(gpus)
-        hosts = [_Host(machine, places_of(machine, at, per_host, gpus)) for at, machine in enumerate(table.hosts)]
+        hosts = [_Host(at, machine, places_of(machine, at, per_host, gpus)) for at, machine in enumerate(table.hosts)]
         self._hosts = {host.machine.hostname: host for host in hosts}
         self._at = {place.replica: host for host in self._hosts.values() for place in host.places}
+        self.watch: Watch | None = None
         self._server: asyncio.Task[None] | None = None
         self._meeting: set[asyncio.Task[None]] = set()
+        self._dialling: set[asyncio.Task[None]] = set()  # hosts that are out
 
     def prepare(self, replicas: Iterable[ReplicaId]) -> None:
         """Start the agents of these hosts; their processes come up as soon as the agents are heard."""
@@ -81,7 +99,7 @@ class HostsLauncher:
         self.attend()
         host = self._at[replica]
         self._call(host)
-        agent = await (host.agent(START_TIMEOUT_S) if self._table.launch == "ssh" else self._until_called(host))
+        agent = await (self._reached(host) if self._table.launch == "ssh" else self._until_called(host))
         return await agent.ask("start", replica, timeout_s=START_TIMEOUT_S + SILENCE_S)
 
     async def stop(self, replica: ReplicaId) -> None:
@@ -94,7 +112,7 @@ class HostsLauncher:
 
     async def close(self) -> None:
         """The agents see the end of their connections, and end with their workers."""
-        tasks = [task for task in (self._server, *self._meeting) if task is not None]
+        tasks = [task for task in (self._server, *self._meeting, *self._dialling) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -118,20 +136,46 @@ class HostsLauncher:
             self._say(f"on {host.machine.hostname}: SQUALL_TOKEN={self.token} {shlex.join(command)}")
             return
         host.end(0.0)
+        name = host.machine.hostname
+        host.command = SshCommand(name, [*command, "--stdin"], self.token, lambda line: self._say(f"{name}: {line}"))
+
+    async def _reached(self, host: _Host) -> _Agent:
+        """Raises HostLost where there is no agent, and from then on there is no such host, until there is."""
+        if host.is_out:
+            raise HostLost(f"{host.machine.hostname} cannot be reached")
         try:
-            process = subprocess.Popen(
-                [*SSH, host.machine.hostname, shlex.join([*command, "--stdin"])],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ConfigError(f'launcher.launch = "ssh": {SSH[0]} cannot be run ({error.strerror}); use "print"') from None
-        host.process = process
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(f"{self.token}\n".encode())
-            process.stdin.flush()
+            return await host.agent(START_TIMEOUT_S)
+        except ReplicaFailed as error:
+            if not host.is_out:
+                host.num_tries = 1
+                self._say(f"{error}; no replica starts there until it is back, and it is dialled again now and then")
+                if self.watch is not None:
+                    self.watch.host_out(host.number)
+                task = asyncio.create_task(self._redial(host))
+                self._dialling.add(task)
+                task.add_done_callback(self._dialling.discard)
+            raise HostLost(str(error)) from None
+
+    async def _redial(self, host: _Host) -> None:
+        """Until it is back."""
+        wait_s = FIRST_RETRY_S
+        while True:
+            host.end(0.0)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, LAST_RETRY_S)
+            self._call(host)
+            try:
+                await host.agent(START_TIMEOUT_S)
+            except ReplicaFailed as error:
+                host.num_tries += 1
+                if all(each.num_tries >= TRIES for each in self._hosts.values()) and self.watch is not None:
+                    self.watch.no_host(str(error))
+                continue
+            host.num_tries = 0
+            self._say(f"{host.machine.hostname} is back")
+            if self.watch is not None:
+                self.watch.host_back(host.number)
+            return
 
     async def _until_called(self, host: _Host) -> _Agent:
         """A person has to start it, and is told again that nobody has."""
@@ -181,14 +225,21 @@ class HostsLauncher:
 
 
 class _Host:
-    """A host, and its agent, if there is one."""
+    """A host, and its agent, if there is one.
 
-    def __init__(self, machine: Machine, places: Sequence[Place]) -> None:
+    Attributes:
+        num_tries: in vain and in a row; 0 where it is not out.
+        command: that was to bring the agent, over ssh.
+    """
+
+    def __init__(self, number: int, machine: Machine, places: Sequence[Place]) -> None:
+        self.number = number
         self.machine = machine
         self.places = tuple(places)
         self.called = False
         self.wanted: list[ReplicaId] = []
-        self.process: subprocess.Popen[bytes] | None = None
+        self.num_tries = 0
+        self.command: SshCommand | None = None
         self.present: _Agent | None = None
         self.addresses: set[str] = set()
         self._met = asyncio.Event()
@@ -197,10 +248,16 @@ class _Host:
     @property
     def is_gone(self) -> bool:
         """It was started, and has ended, or was here and is lost: one that hangs does not end by itself."""
-        return self.process is not None and self.present is None and (self._lost or self.process.poll() is not None)
+        return self.command is not None and self.present is None and (self._lost or self.command.has_ended)
+
+    @property
+    def is_out(self) -> bool:
+        return self.num_tries > 0
 
     def meet(self, agent: _Agent) -> None:
         self.present = agent
+        if self.command is not None:
+            self.command.speaks = True
         self._met.set()
         for replica in self.wanted:
             agent.wish("prepare", replica)
@@ -223,24 +280,19 @@ class _Host:
             met.cancel()
         if self.present is not None:
             return self.present
-        ended = self.process.returncode if self.is_gone and self.process else None
-        how = f"none came within {timeout_s:g} s" if ended is None else f"ssh ended with code {ended}"
+        how = (
+            f"none came within {timeout_s:g} s"
+            if self.command is None or not self.command.has_ended
+            else self.command.last_words()
+        )
         name = self.machine.hostname
         raise ReplicaFailed(f"{name} has no agent: {how}; does `ssh {name}` work, and is squall there?")
 
     def end(self, patience_s: float) -> None:
         """See that the process that brought the agent is gone; over ssh the agent goes with it."""
         self._lost = False
-        if self.process is None:
-            return
-        with contextlib.suppress(BrokenPipeError):
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(patience_s)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        if self.command is not None:
+            self.command.end(patience_s)
 
 
 class _Agent:

@@ -23,15 +23,13 @@ def served_plan(config: Config, model: ServedModel) -> FleetPlan:
     plan = plain_plan(config)
     if config.serve.engine == "emulated":
         if not plan.is_elastic:
-            return plan
+            return replace(plan, slots=_on_hosts(config, plan.slots))
         from squall.live.engine.build import emulated_plan
 
-        return replace(emulated_plan(config, model), live_layers=num_live_layers(config, model))
+        plan = emulated_plan(config, model)
+        return replace(plan, slots=_on_hosts(config, plan.slots), live_layers=num_live_layers(config, model))
     gpus = config.replica.tp * config.replica.pp
-    slots = plan.slots
-    if config.launcher.kind == "hosts":
-        per_host = config.launcher.slots_per_host(gpus)
-        slots = Slots(per_host * len(config.launcher.hosts), per_host)
+    slots = _on_hosts(config, plan.slots)
     if config.cluster.gpu.lower() == "cpu":
         slots = replace(slots, per_domain=max(1, slots.per_node))
     else:
@@ -40,6 +38,14 @@ def served_plan(config: Config, model: ServedModel) -> FleetPlan:
     num_bytes = spec.weight_bytes(config.replica.tp, config.replica.dtype, pp=config.replica.pp) * gpus
     weights = Weights(config.model.name, num_bytes, spec.num_layers)
     return replace(plan, slots=slots, weights=weights, live_layers=num_live_layers(config, model))
+
+
+def _on_hosts(config: Config, slots: Slots) -> Slots:
+    """Where the launcher has a list of hosts, there are as many places as on these, and each host is a node."""
+    if config.launcher.kind != "hosts":
+        return slots
+    per_host = config.launcher.slots_per_host(config.replica.tp * config.replica.pp)
+    return replace(slots, num=per_host * len(config.launcher.hosts), per_node=per_host, nodes_per_slot=1)
 
 
 def num_live_layers(config: Config, model: ServedModel) -> int:

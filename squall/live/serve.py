@@ -27,6 +27,7 @@ from squall.errors import ConfigError, ModelError, SquallError
 from squall.eventlog import open_log, write_merged
 from squall.live.estate import Estate
 from squall.live.fitness import refuse_simulated, refuse_unfit
+from squall.live.host_launch import HostsLauncher
 from squall.live.launch import FleetLauncher, LocalLauncher
 from squall.live.loop import run
 from squall.live.plan import served_plan
@@ -150,8 +151,6 @@ def _launcher(
     """A process for each replica that there may be. Emulated ones share one: they sleep nearly all the time."""
     table, gpus, shared = config.launcher, config.replica.tp * config.replica.pp, config.serve.engine == "emulated"
     if table.kind == "hosts":
-        from squall.live.host_launch import HostsLauncher
-
         return HostsLauncher(table, configuration.dumps(config), gpus, shared=shared, say=say)
     if table.kind == "ray":
         from squall.live.ray_launch import RayLauncher
@@ -202,6 +201,8 @@ async def _serve(
     if config.serve.event_log:
         log = open_log(logs / "events-head.jsonl.zst", given_up=lambda error: say(f"the event log ends here: {error.strerror}"))
     head = Head(config, model.names, model.tokenizer(), model.max_model_len, launcher, log, say, plan=plan)
+    if isinstance(launcher, HostsLauncher):
+        launcher.watch = head
     settings = uvicorn.Config(
         create_app(head, config),
         log_level="warning",

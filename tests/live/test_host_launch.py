@@ -15,7 +15,7 @@ import pytest
 from squall import config as configuration
 from squall.core.types import Role
 from squall.errors import ConfigError
-from squall.live import agent
+from squall.live import agent, host_launch
 from squall.live.engine.interface import Sampling
 from squall.live.head import Head
 from squall.live.host_launch import HostsLauncher
@@ -83,6 +83,7 @@ async def serving(*settings: str, ready: bool = True) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
         stack.callback(launcher.kill_all)
         head = Head(config, served.names, served.tokenizer(), 512, launcher, say=said.append, plan=served_plan(config, served))
+        launcher.watch = head
         stack.push_async_callback(head.close)
         launcher.prepare(range(config.fleet.num_initial))
         launcher.attend()
@@ -171,6 +172,62 @@ async def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     async with serving(*EMULATED, "fleet.replicas=1", ready=False) as fleet:
         await fleet.until(lambda: any("alpha has no agent: ssh ended with code 255" in line for line in fleet.said))
+
+
+DOWN = """#!/bin/sh
+while [ "$1" = "-o" ]; do shift 2; done
+echo "$1" >> "{log}"
+if [ -e "{folder}/$1.out" ]; then echo "ssh: connect to host $1 port 22: No route to host" >&2; exit 255; fi
+shift
+exec /bin/sh -c "$*"
+"""
+
+
+@pytest.fixture
+def unsure(ssh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`ssh`, for hosts that are away as long as a file of their name is here; and no patience."""
+    (tmp_path / "bin" / "ssh").write_text(DOWN.format(log=ssh, folder=tmp_path))
+    monkeypatch.setattr(host_launch, "FIRST_RETRY_S", 0.1)
+    monkeypatch.setattr(host_launch, "LAST_RETRY_S", 0.4)
+    return ssh
+
+
+def dialled(log: Path, name: str) -> int:
+    return log.read_text().split().count(name)
+
+
+async def test_a_host_that_is_out_is_named_once_and_used_again_when_it_is_back(unsure: Path, tmp_path: Path) -> None:
+    (tmp_path / "alpha.out").touch()
+    async with serving(*EMULATED, "fleet.replicas=2") as fleet:  # two places, of which one is out
+        await fleet.until(lambda: dialled(unsure, "alpha") >= 6)
+        assert fleet.phases()[1] == "ready"
+        assert len(await fleet.answer()) == 5
+        named = [line for line in fleet.said if "alpha" in line]
+        assert len(named) == 1
+        assert named[0].startswith(
+            "alpha has no agent: ssh: connect to host alpha port 22: No route to host; does `ssh alpha` work"
+        )
+        assert not any("is lost" in line for line in fleet.said)
+        (tmp_path / "alpha.out").unlink()
+        await fleet.ready(2)
+        assert fleet.said.count("alpha is back") == 1
+
+
+async def test_a_replica_goes_to_another_host_at_once(unsure: Path, tmp_path: Path) -> None:
+    (tmp_path / "alpha.out").touch()
+    async with serving(*EMULATED, "fleet.replicas=1") as fleet:
+        assert fleet.phases()[1] == "ready"
+        assert len([line for line in fleet.said if "alpha" in line]) == 1
+
+
+async def test_a_head_that_reaches_no_host_gives_up(unsure: Path, tmp_path: Path) -> None:
+    for name in ("alpha", "beta"):
+        (tmp_path / f"{name}.out").touch()
+    async with serving(*EMULATED, "fleet.replicas=1", ready=False) as fleet:
+        assert fleet.head.load_failure is not None
+        why = await fleet.head.load_failure
+        assert "has no agent: ssh: connect to host" in why
+        assert min(dialled(unsure, "alpha"), dialled(unsure, "beta")) >= host_launch.TRIES
 
 
 async def test_an_agent_that_hangs_is_replaced_like_one_that_has_ended(ssh: Path) -> None:

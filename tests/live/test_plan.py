@@ -22,6 +22,14 @@ def test_emulated_replicas_work_while_they_load_where_that_is_asked_for() -> Non
     assert num_live_layers(*EMULATED, "fleet.replicas=2") == 0
 
 
+def test_a_fleet_has_as_many_places_as_its_hosts() -> None:
+    hosts = ("launcher.kind=hosts", "launcher.hosts=[{hostname='a', devices=[0, 1]}, {hostname='b', devices=[0, 1]}]")
+    for settings in ((*EMULATED, *hosts), (*EMULATED, *hosts, "fleet.replicas=1")):
+        config = configuration.load(None, settings)
+        slots = served_plan(config, served_model(config)).slots
+        assert (slots.num, [slots.node(place) for place in range(4)]) == (4, [0, 0, 1, 1])
+
+
 @pytest.mark.parametrize(
     ("key", "value", "right"),
     [("serve.device", "cuda", "'cpu'"), ("serve.transport", "nixl", "'tcp'"), ("replica.pp", "2", "1")],
