@@ -1,6 +1,9 @@
 """Replicas of two ranks whose KV and batches move, in processes: a rank is killed meanwhile, and every token is right."""
 
 import asyncio
+import os
+import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from tests.live import test_disaggregated_workers as apart
 from tests.live import test_live_scaling_workers as live
 from tests.live import test_moves_between_workers as moves
 from tests.live.checkpoints import NUM_LAYERS, write_checkpoint
-from tests.live.test_parallel_workers import kill_a_rank
+from tests.live.test_parallel_workers import SLOW, kill_a_rank, ranks_of
 from tests.live.test_weights_between_workers import replayed, said_alone
 
 TWO = "replica.tp=2"
@@ -69,7 +72,7 @@ def moved(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[in
     return said_alone(moves.answers, model, tmp_path_factory.mktemp("alone") / "run", *moves.SHAPE)
 
 
-@pytest.mark.parametrize("end", ["neither", "source", "target"])
+@pytest.mark.parametrize("end", ["neither", pytest.param("source", marks=SLOW), pytest.param("target", marks=SLOW)])
 async def test_what_a_replica_decodes_moves_rank_by_rank_and_a_rank_may_be_killed(
     model: Path, tmp_path: Path, moved: list[list[int]], end: str
 ) -> None:
@@ -116,6 +119,7 @@ async def test_two_ranks_work_while_they_load(model: Path, tmp_path: Path, share
     assert any(0 < layer < NUM_LAYERS for layer in handed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("end", ["source", "target"])
 async def test_a_rank_of_either_end_may_be_killed_while_both_work_on_a_batch(
@@ -132,3 +136,24 @@ async def test_a_rank_of_either_end_may_be_killed_while_both_work_on_a_batch(
         await live.until_idle(fleet)
     assert replayed(tmp_path / "run") > 100
     assert any(event.lost for _, event in live.happened(tmp_path / "run") if isinstance(event, Unpaired))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(8))
+async def test_any_process_may_be_killed_at_any_moment(model: Path, tmp_path: Path, shared: list[list[int]], seed: int) -> None:
+    """Replicas come, go and die: what they decode moves, and those that load work meanwhile."""
+    dice = random.Random(seed)
+    role = Role.PREFILL if seed % 2 else Role.BOTH
+    more = TWO, "fleet.drain=move", f"batching.prefix_cache={dice.choice(['true', 'false'])}"
+    async with live.pair(model, tmp_path / "run", *more, apart=bool(seed % 2)) as fleet:
+        for _ in range(4):
+            streaming = asyncio.create_task(live.answers(fleet))
+            await asyncio.sleep(0.02)
+            fleet.head.want(role, dice.choice([1, 2, 2, 2]))
+            await asyncio.sleep(dice.uniform(0, 2.5))
+            workers = [pid for replica in range(fleet.most) if (pid := fleet.launcher.pid(replica)) is not None]
+            os.kill(dice.choice([*workers, *(rank for pid in workers for rank in ranks_of(pid))]), signal.SIGKILL)
+            assert await streaming == shared
+        await live.until_idle(fleet)
+    assert replayed(tmp_path / "run") > 100
