@@ -111,7 +111,7 @@ def operators(smoke: bool) -> None:
     print(
         "    more on every stage    req/s   QPS per dollar an hour at " + ", ".join(f"{usd} ({who})" for who, usd in USD.items())
     )
-    for cpu_ms in (0, 30) if smoke else (0, 2, 5, 10, 20, 25, 30, 40, 50, 60):
+    for cpu_ms in (0, 30) if smoke else (0, 2, 10, 20, 30, 40, 60):
         result = _slowed(search, job, setting, cpu_ms / 1e3)
         rate = result.capacity_rps or 0.0
         scores = "  ".join(f"{rate / (4 * usd):.2f}" for usd in USD.values())
@@ -122,19 +122,19 @@ def operators(smoke: bool) -> None:
 
 def _print_operators(settings: Sequence[Setting]) -> None:
     """One row an operator of the first stage: H100 by us and by Vidur's tables, and A100 so."""
-    explained = [[line for line in _explain(setting.latency) if line.stage == 0] for setting in settings]
+    rows = [[line for line in explained(setting.latency) if line.stage == 0] for setting in settings]
     print("    one step of a stage (40 layers): 128 decodes over 900 tokens, 384 tokens of a prompt; ms")
     print(f"    {'':26} {'H100: ours':>11} {'tables':>8}   {'A100: ours':>11} {'tables':>8}")
-    for lines in zip(*explained, strict=True):
+    for lines in zip(*rows, strict=True):
         ms = [
             f"{1e3 * line.seconds:.2f}" if ours or _published(line) else "-"
             for ours, line in zip((1, 0, 1, 0), lines, strict=True)
         ]
         print(f"    {lines[0].operator:26} {ms[0]:>11} {ms[1]:>8}   {ms[2]:>11} {ms[3]:>8}")
-    for_each = [_sums(ours, theirs) for ours, theirs in zip(explained[::2], explained[1::2], strict=True)]
+    for_each = [sums(ours, theirs) for ours, theirs in zip(rows[::2], rows[1::2], strict=True)]
     (h, their_h), (a, their_a) = for_each
     print(f"    {'all that is published':26} {h:11.2f} {their_h:8.2f}   {a:11.2f} {their_a:8.2f}")
-    attention = 1e3 * sum(line.seconds for line in explained[0] if line.kind == "sequence")
+    attention = 1e3 * sum(line.seconds for line in rows[0] if line.kind == "sequence")
     print(
         f"    beside the tables, by Vidur's rules: {1e3 * LAUNCHES_S:.1f} ms for launching all-reduces, {SEVERAL:.0%} more "
         f"attention ({SEVERAL * attention:.1f} ms),\n    no embedding, head or sampling (ours: {_head(settings[0].latency):.1f} "
@@ -147,19 +147,21 @@ def _published(line: Line) -> bool:
     return line.provenance is not Provenance.ROOFLINE
 
 
-def _explain(latency: LatencyModel) -> list[Line]:
+def explained(latency: LatencyModel) -> list[Line]:
+    """The step's operators, of all stages."""
     explain: list[Line] = getattr(latency, "explain")(STEP)  # noqa: B009 - of those that are put together from operators
     return explain
 
 
-def _sums(ours: Sequence[Line], theirs: Sequence[Line]) -> tuple[float, float]:
+def sums(ours: Sequence[Line], theirs: Sequence[Line]) -> tuple[float, float]:
+    """Milliseconds by both of what tables know."""
     known = [pair for pair in zip(ours, theirs, strict=True) if _published(pair[1])]
     return 1e3 * sum(own.seconds for own, _ in known), 1e3 * sum(other.seconds for _, other in known)
 
 
 def _head(latency: LatencyModel) -> float:
     names = ("head", "sampling", "final norm", "all-gather of logits")
-    return 1e3 * sum(line.seconds for line in _explain(latency) if line.operator in names)
+    return 1e3 * sum(line.seconds for line in explained(latency) if line.operator in names)
 
 
 def _print_limits(search: Search, vidurs: Search, job: Job) -> None:
