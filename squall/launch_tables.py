@@ -38,7 +38,7 @@ class Launcher(Struct, frozen=True, forbid_unknown_fields=True):
         hosts: of "hosts"; all with as many devices.
         listen: of "hosts": "host:port" where the head waits for their agents; port 0 for any.
         advertise: of "hosts": the address of this machine that they dial; that of `listen` when None.
-        python: of "hosts": the interpreter there, which has squall installed.
+        python: of "hosts": the interpreter there, which has squall installed; as here when None.
         address: of "ray": of the cluster; Ray looks for one when None.
         warm: processes of replicas that are off which stand ready (of "hosts": on each): libraries imported, engine built, no
             weights. One that a replica leaves is kept. Not of "ray".
@@ -52,7 +52,7 @@ class Launcher(Struct, frozen=True, forbid_unknown_fields=True):
     hosts: tuple[Machine, ...] = ()
     listen: str = "127.0.0.1:0"
     advertise: str | None = None
-    python: str = "python3"
+    python: str | None = None
     address: str | None = None
     warm: NotNegative = 0
     state: str | None = None
@@ -82,6 +82,8 @@ def launcher_mistake(launcher: Launcher, fleet: _Fleet, gpus: int) -> str | None
         return None
     if not launcher.hosts:
         return 'launcher.kind = "hosts" needs [[launcher.hosts]], each with a hostname'
+    if launcher.advertise is None and re.match(r"(0\.0\.0\.0|\[::\])?:", launcher.listen):
+        return f"launcher.listen = {launcher.listen!r} is no address to dial; set launcher.advertise to that of this machine"
     names = [host.hostname for host in launcher.hosts]
     if twice := next((name for name in names if names.count(name) > 1), None):
         return f"launcher.hosts has {twice!r} twice; give all its devices in one entry"

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from squall.errors import ConfigError, PeerLost, SquallError
@@ -77,7 +77,7 @@ class Agent:
             self._wire.say(Answer(wish.number, address))
 
 
-async def _main(head: str, host: str, token: str, folder: Path) -> None:
+async def _main(head: str, host: str, token: str, folder: Path, say: Callable[[str], None]) -> None:
     address, _, port = head.rpartition(":")
     if not (address and port.isdecimal() and int(port) < 1 << 16):
         raise ConfigError(f"--head {head}: expected host:port")
@@ -89,7 +89,11 @@ async def _main(head: str, host: str, token: str, folder: Path) -> None:
     wire = Wire(reader, writer)
     try:
         welcome = await meet_head(wire, host, token)
-        await Agent(wire, _launcher(welcome, folder, token)).serve()
+        say(f"the head at {head} starts workers of {host} here; Ctrl-C ends them")
+        try:
+            await Agent(wire, _launcher(welcome, folder, token)).serve()
+        except PeerLost as error:
+            raise PeerLost(f"the head at {head} is gone, and its workers with it: {error}") from None
     finally:
         wire.close()
 
@@ -116,16 +120,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = given.logs or Path(scratch)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            run(_main(given.head, given.host, token, folder))
+            run(_main(given.head, given.host, token, folder, _no_news if given.stdin else _say))
         except SquallError as error:
-            print(f"agent: {error}", file=sys.stderr)  # noqa: T201
+            _say(str(error))
             return 1
         except OSError as error:  # the folder of the logs cannot be made, or the disk is full
-            print(f"agent: {folder}: {error.strerror}", file=sys.stderr)  # noqa: T201
+            _say(f"{folder}: {error.strerror}")
             return 1
         except KeyboardInterrupt:
             return 130
     return 0
+
+
+def _say(line: str) -> None:
+    print(f"agent: {line}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _no_news(line: str) -> None:
+    """Over ssh the head's user reads along, and knows."""
 
 
 def _watch_stdin() -> None:

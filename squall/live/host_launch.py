@@ -12,6 +12,7 @@ import contextlib
 import secrets
 import shlex
 import socket
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Protocol
@@ -131,7 +132,7 @@ class HostsLauncher:
         if host.called and not (self._table.launch == "ssh" and host.is_gone):
             return
         host.called = True
-        command = [self._table.python, "-m", "squall.live.agent", "--head", self.address, "--host", host.machine.hostname]
+        command = [self._table.python or sys.executable, "-m", "squall.live.agent", "--head", self.address, "--host", host.machine.hostname]
         if self._table.launch == "print":
             self._say(f"on {host.machine.hostname}: SQUALL_TOKEN={self.token} {shlex.join(command)}")
             return
@@ -148,7 +149,7 @@ class HostsLauncher:
         except ReplicaFailed as error:
             if not host.is_out:
                 host.num_tries = 1
-                self._say(f"{error}; no replica starts there until it is back, and it is dialled again now and then")
+                self._say(f"{error}; it is left out, and dialled again, until then")
                 if self.watch is not None:
                     self.watch.host_out(host.number)
                 task = asyncio.create_task(self._redial(host))
@@ -286,7 +287,7 @@ class _Host:
             else self.command.last_words()
         )
         name = self.machine.hostname
-        raise ReplicaFailed(f"{name} has no agent: {how}; does `ssh {name}` work, and is squall there?")
+        raise ReplicaFailed(f"{name} has no agent: {how}; see that `ssh {name}` works, and that squall is there")
 
     def end(self, patience_s: float) -> None:
         """See that the process that brought the agent is gone; over ssh the agent goes with it."""

@@ -205,7 +205,7 @@ async def test_a_host_that_is_out_is_named_once_and_used_again_when_it_is_back(u
         named = [line for line in fleet.said if "alpha" in line]
         assert len(named) == 1
         assert named[0].startswith(
-            "alpha has no agent: ssh: connect to host alpha port 22: No route to host; does `ssh alpha` work"
+            "alpha has no agent: ssh: connect to host alpha port 22: No route to host; see that `ssh alpha` works"
         )
         assert not any("is lost" in line for line in fleet.said)
         (tmp_path / "alpha.out").unlink()
@@ -250,6 +250,8 @@ async def test_an_agent_that_hangs_is_replaced_like_one_that_has_ended(ssh: Path
     [
         (['launcher.kind="hosts"'], r'launcher.kind = "hosts" needs \[\[launcher.hosts\]\]'),
         (['launcher.hosts=[{hostname="a"}]'], r"launcher.hosts means nothing where launcher.kind = 'local'"),
+        ([*HOSTS, 'launcher.listen="0.0.0.0:7000"'], r"listen = '0.0.0.0:7000' is no address to dial; set launcher.advertise to"),
+        ([*HOSTS, 'launcher.listen="[::]:7000"'], r"listen = '\[::\]:7000' is no address to dial; set launcher.advertise to"),
         ([*HOSTS, "fleet.replicas=3"], r"may grow to 3 replicas of 1, and 2 hosts of 1 devices have place for 2"),
         ([*HOSTS, "replica.tp=2"], r"alpha has 1 devices, and a replica takes 2, all of one host"),
         (['launcher.kind="hosts"', 'launcher.hosts=[{hostname="a"}, {hostname="a"}]'], r"launcher.hosts has 'a' twice"),
