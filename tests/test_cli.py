@@ -72,6 +72,7 @@ def test_a_wrong_key_is_one_line_and_exit_code_2(squall: Squall, tmp_path: Path)
 
 def test_a_missing_file_is_one_line_and_exit_code_2(squall: Squall) -> None:
     assert squall("simulate", "nowhere.toml") == (2, "", "squall: error: nowhere.toml: no such configuration file\n")
+    assert squall("simulate", ".") == (2, "", "squall: error: .: is a folder; give a TOML file\n")
     assert squall("report", "nowhere") == (2, "", "squall: error: nowhere is no run directory: it has no summary.json\n")
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from squall.core.types import SECOND, Nanos
 from squall.errors import TraceError
 from squall.workload.limits import MOST_REQUESTS
-from squall.workload.parsing import parse_number, parse_tokens
+from squall.workload.parsing import parse_number, parse_tokens, tokens_wanted
 from squall.workload.spec import (
     AllAtOnce,
     BurstArrivals,
@@ -217,7 +217,7 @@ def draw_lengths(length: Length, seed: int, purpose: str, count: int, base_dir: 
 
 def _lengths(length: EmpiricalLength, base_dir: Path) -> list[float]:
     path = base_dir / length.path
-    return _column(path, length.column, lambda text: parse_tokens(text, 1), "a whole number of at least 1")
+    return _column(path, length.column, lambda text: parse_tokens(text, 1), tokens_wanted(1))
 
 
 def _column(path: Path, name: str, parse: Callable[[str], float], right: str) -> list[float]:

@@ -17,7 +17,9 @@ UNITS: dict[str, Nanos] = {"s": SECOND, "ms": MILLISECOND, "us": MICROSECOND, "n
 EPOCH: Nanos = 1_000_000_000 * SECOND
 """A time from here on counts from 1970 (it is in 2001 or later); one before it counts from the start of a recording."""
 
-_LATEST: Nanos = 1 << 62
+LATEST: Nanos = 1 << 62
+"""Later times overflow sums."""
+
 _EXACT = 1 << 53  # whole numbers up to here are exact as floats
 
 ParseColumn = Callable[[Sequence[Any]], list[int]]
@@ -80,7 +82,7 @@ def calendar(values: Sequence[Any]) -> list[Nanos]:
 
 def _parse_time(unit: Nanos, whole: bool, value: Any) -> Nanos:
     number = parse_number(value)
-    if not 0 <= number < _LATEST // unit or (whole and number != int(number)):
+    if not 0 <= number < LATEST // unit or (whole and number != int(number)):
         raise ValueError(value)
     whole_units = int(number)  # apart, since times since 1970 leave a float no room for nanoseconds
     return whole_units * unit + round((number - whole_units) * unit)
@@ -101,6 +103,11 @@ def parse_tokens(value: Any, at_least: int) -> int:
     if not at_least <= number <= MOST_TOKENS or number != int(number):
         raise ValueError(value)
     return int(number)
+
+
+def tokens_wanted(at_least: int) -> str:
+    """What `parse_tokens` takes, for whoever gave it something else."""
+    return f"a whole number of at least {at_least} and at most {MOST_TOKENS:,}"
 
 
 def lengths(at_least: int) -> ParseColumn:

@@ -46,6 +46,8 @@ def open_rows(path: Path) -> Rows:
     except FileNotFoundError:
         where = "the configuration file, or with --set to the current directory"
         raise TraceError(f"{path}: no such file; workload.path is relative to {where}") from None
+    except IsADirectoryError:
+        raise TraceError(f"{path}: is a folder; give a file in it") from None
     except UnicodeDecodeError:
         raise TraceError(f"{path}: is not text in UTF-8; unpack it first") from None
     except OSError as error:

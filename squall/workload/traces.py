@@ -16,7 +16,7 @@ from msgspec import Struct
 from squall.core.types import SECOND, Nanos
 from squall.errors import TraceError
 from squall.workload.formats import CHARS_PER_TOKEN, Format, by_name, recognise
-from squall.workload.parsing import EPOCH, UNITS, ParseColumn, calendar, clock, lengths, parse_tokens
+from squall.workload.parsing import EPOCH, LATEST, UNITS, ParseColumn, calendar, clock, lengths, parse_tokens, tokens_wanted
 from squall.workload.rows import Rows, open_rows
 from squall.workload.turns import Turns, find_turns
 
@@ -125,11 +125,11 @@ class _Reader:
         columns = list(zip(*raw, strict=True))
         least = self._form.least_prompt
         times = self._parse(self._clock(), names[0], columns[0], lines, self._right_time()) if len(names) == 3 else []
-        prompts = self._parse(lengths(least), names[-2], columns[-2], lines, f"a whole number of at least {least}")
-        outputs = self._parse(lengths(0), names[-1], columns[-1], lines, "a whole number of at least 0")
+        prompts = self._parse(lengths(least), names[-2], columns[-2], lines, tokens_wanted(least))
+        outputs = self._parse(lengths(0), names[-1], columns[-1], lines, tokens_wanted(0))
         if self._form.shared in extras:
             shared = extras[self._form.shared]
-            extras[self._form.shared] = self._parse(lengths(0), self._form.shared, shared, lines, "a whole number of at least 0")
+            extras[self._form.shared] = self._parse(lengths(0), self._form.shared, shared, lines, tokens_wanted(0))
         return times, prompts, outputs, lines, extras
 
     def _short_row(self, row: Any, names: list[str]) -> TraceError:
@@ -156,11 +156,12 @@ class _Reader:
         if not self._unit:
             return "a date and time such as 2024-05-10 00:00:00.009930"
         unit = next(name for name, nanos in UNITS.items() if nanos == self._unit)
+        bounds = f"0 or more and at most {LATEST // self._unit:,}"
         if self._form.whole_times and self._unit == self._form.unit:
             return (
-                f'a whole number of {unit}, 0 or more; where the file counts in another unit set workload.time_unit, such as "s"'
+                f'a whole number of {unit}, {bounds}; where the file counts in another unit set workload.time_unit, such as "s"'
             )
-        return f"{_WORDS[unit]} from the start, 0 or more"
+        return f"{_WORDS[unit]} from the start, {bounds}"
 
     # -- what the rows say together
 

@@ -250,7 +250,7 @@ def test_empirical_lengths_are_drawn_from_the_column(tmp_path: Path) -> None:
         ("a,b\n1,2\n", r"has no column 'tokens'; it has a, b"),
         ("", r"has no column 'tokens'; it has no header"),
         ("tokens\n", r"has a header but no rows"),
-        ("a,tokens\n1,5\n2,many\n", r"line 3: tokens is 'many'; it must be a whole number of at least 1"),
+        ("a,tokens\n1,5\n2,many\n", r"line 3: tokens is 'many'; it must be a whole number of at least 1 and at most"),
         ("a,tokens\n1,5\n2,0\n", r"line 3: tokens is '0'"),
         ("a,tokens\n1,5\n2\n", r"line 3: tokens is None"),
         ("a,tokens\n1,inf\n", r"line 2: tokens is 'inf'"),
