@@ -42,7 +42,7 @@ from squall.core.live_pairs import LivePairs
 from squall.core.nodes import Nodes
 from squall.core.placing import changing_role, free_slots, is_stranded, least_disturbing, surplus_of
 from squall.core.sources import Sources
-from squall.core.types import ROUTER, SECOND, Nanos, ReplicaId, Role
+from squall.core.types import FOREVER, ROUTER, SECOND, Nanos, ReplicaId, Role
 from squall.errors import IllegalTransition
 
 FIRST_BACKOFF: Nanos = 1 * SECOND
@@ -95,6 +95,7 @@ class Controller:
         self._draining = False
         self._undecided = True  # a constant policy was not asked since something changed
         self._failing: set[ReplicaId] = set()  # whoever failed and has not been started again since
+        self._late_at: Nanos = FOREVER  # before that nobody who is coming is late
         self._constant = bool(getattr(scale, "constant", False)) or not plan.is_elastic
         memory = Memory.of(scale)
         self._states = {role: RoleState(role, bounds, plan, memory) for role, bounds in plan.bounds.items()}
@@ -345,6 +346,8 @@ class Controller:
             member.launched_at = now
             launched.append(member)
             actions.append(StartReplica(replica))
+        if launched:
+            self._late_at = min(self._late_at, now + (self.plan.patience.start_timeout or FOREVER))
         return launched
 
     def _remove(self, actions: list[AnyAction], state: RoleState, count: int, now: Nanos) -> bool:
@@ -392,11 +395,11 @@ class Controller:
     def _give_up_late(self, actions: list[AnyAction], now: Nanos) -> None:
         """A replica that does not come up in time is withdrawn; another slot gets its chance."""
         timeout = self.plan.patience.start_timeout
-        if self._constant or timeout is None:
+        if self._constant or timeout is None or now < self._late_at:
             return
+        coming = [member for state in self._states.values() for member in state.coming.values()]
+        self._late_at = min((at for member in coming if (at := member.launched_at + timeout) > now), default=FOREVER)
         for state in self._states.values():
-            if not state.coming:
-                continue
             for member in [member for member in state.coming.values() if now >= member.launched_at + timeout]:
                 if member.transfer is not None:
                     self._sources.shun(member, now)
@@ -424,7 +427,7 @@ class Controller:
             if state.leaving:
                 times += [m.withdraw_at for m in state.leaving.values() if m.phase is Phase.READY and m.withdraw_at > now]
         if not self._constant and not self._draining:
-            times.append(next_look(states, self.plan.patience, now))
+            times.append(next_look(states, self.plan.patience, now, self._late_at))
         return min(times, default=None)
 
 

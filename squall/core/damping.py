@@ -62,18 +62,20 @@ def _aim(state: RoleState, policy: ScalePolicy, view: ScaleView, patience: Patie
     return target if lowest is None or lowest >= target else lowered(policy, view, state, lowest)
 
 
-def next_look(states: Collection[RoleState], patience: Patience, now: Nanos) -> Nanos:
-    """When the policy is to be asked again, or a replica has been idle, or on its way, for too long."""
+def next_look(states: Collection[RoleState], patience: Patience, now: Nanos, late_at: Nanos) -> Nanos:
+    """When the policy is to be asked again, or a replica has been idle, or on its way, for too long: not before `late_at`."""
     settled = True
     times: list[Nanos] = []
     for state in states:
         settled = settled and state.wanted == state.target and state.is_quiet
         if state.idle:
             times += [at for member in state.idle.values() if (at := member.idle_at + patience.idle_ttl) > now]
-        if state.coming and patience.start_timeout is not None:
-            times += [member.launched_at + patience.start_timeout for member in state.coming.values()]
     times.append(now + (patience.rest_interval if settled else patience.up_interval))
-    return min(times)
+    soonest = min(times)
+    if late_at >= soonest or patience.start_timeout is None:
+        return soonest
+    coming = [member for state in states for member in state.coming.values()]
+    return min([soonest, *(member.launched_at + patience.start_timeout for member in coming)])
 
 
 def bounded(
@@ -106,12 +108,19 @@ def bounded(
 def _within(states: Mapping[Role, RoleState], counts: dict[Role, int], num_slots: int, whys: dict[Role, str]) -> None:
     """Lower the counts until there is a slot for each replica: first of the role that is furthest above its minimum."""
     short = sum(counts.values()) - num_slots
-    for _ in range(short):
+    if short <= 0:
+        return
+    why = f"there is no place for {short} more"
+    while short:
         role = max(counts, key=lambda role: (counts[role] - states[role].minimum, counts[role]))
         if not counts[role]:
             return
-        counts[role] -= 1
-        whys[role] = f"there is no place for {short} more"
+        others = [counts[other] - states[other].minimum for other in counts if other is not role]
+        lead = counts[role] - states[role].minimum - max(others) if others else short
+        fewer = min(max(lead, 1), short, counts[role])
+        counts[role] -= fewer
+        short -= fewer
+        whys[role] = why
 
 
 class SupposedRole:

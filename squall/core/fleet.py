@@ -16,6 +16,7 @@ from squall.core.rates import Growth, Highest, Mean
 from squall.core.types import SECOND, Nanos, ReplicaId, Role
 
 SAMPLES_A_WINDOW = 20
+HOLDS_NOTHING = (Phase.OFF, Phase.FAILED)
 HOLDS_WEIGHTS = (Phase.WARMING, Phase.READY, Phase.DRAINING, Phase.IDLE)
 
 
@@ -120,7 +121,7 @@ class Member:
     @property
     def is_free(self) -> bool:
         """Nothing is there: a replica can be started, once `start_at` has come."""
-        return self.life.phase in (Phase.OFF, Phase.FAILED) and not self.stopping and self.leaves_at is None
+        return self.life.phase in HOLDS_NOTHING and not self.stopping and self.leaves_at is None
 
     @property
     def awaits_weights(self) -> bool:

@@ -159,8 +159,10 @@ class HandoffRouter(Router):
             actions += [self._offer(entry) for entry in self._handoffs.settle()]
             if movers:
                 actions += self._keep([entry for id, entry in movers.items() if id in queue])
+            if not queue:
+                break
             largest = self._handoffs.largest
-            if not queue or not largest or next(iter(queue.values())).num_tokens <= largest:
+            if not largest or next(iter(queue.values())).num_tokens <= largest:
                 break
             message = f"its KV does not fit into the {largest} tokens of a decode replica"
             actions += self._refuse(next(iter(queue.values())), Rejection.TOO_LARGE, message, 0.0)

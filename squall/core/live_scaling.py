@@ -152,15 +152,22 @@ class LiveTarget:
         """One layer, of the earliest batch whose next one has arrived; all that are left, once none has to be waited for."""
         if self._running is not None:
             return []
-        batch = next((batch for batch in self._pending if self._may_run(batch)), None) or self._form(now)
-        if batch is None or not self._may_run(batch):
-            return []
+        for batch in self._pending:
+            if self._may_run(batch):
+                break
+        else:
+            formed = self._form(now)
+            if formed is None or not self._may_run(formed):
+                return []
+            batch = formed
         self._running = batch
         return [batch.run(self._paired.num_layers if self._warm else batch.done + 1)]
 
     def _may_run(self, batch: Batch) -> bool:
-        last = self._paired.num_layers
-        return batch.done < (last if self._whole else min(self._layers, last - 1)) and (batch.done > 0 or self._has_slot())
+        done = batch.done
+        if done >= self._layers or (done == self._paired.num_layers - 1 and not self._whole):
+            return False
+        return done > 0 or self._has_slot()
 
     def _has_slot(self) -> bool:
         return sum(batch.done > 0 for batch in self._pending) + len(self._sent) < self._limits.slots

@@ -54,7 +54,7 @@ class LayeredEngine(Engine):
     def end(self, now: Nanos) -> StepsDone | LayersDone | None:
         """The run of steps, or the layers, that end now."""
         if self._batch is None or self._batch_ends_at != now:
-            return super().end(now)
+            return super().end(now) if self._ends_at == now else None
         run, self._batch = self._batch, None
         if run.last_layer < self._num_layers:
             return LayersDone(run.batch, run.last_layer)

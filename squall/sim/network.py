@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from squall.core.types import Nanos
-from squall.sim.shares import NANO, UNLIMITED, Flow, FlowId, Link, fair_rates
+from squall.sim.shares import NANO, UNLIMITED, Flow, FlowId, Link, fair_rates, narrowest
 
 
 class Arrived(NamedTuple):
@@ -43,7 +43,7 @@ class Network:
                 raise ValueError(f"link {name}: its bandwidth must be at least 0 bytes/s, not {bandwidth}")
         self._links = {name: Link(name, int(bandwidth)) for name, bandwidth in links.items()}
         self._num_broken = sum(not link.bandwidth for link in self._links.values())
-        self._paths: dict[tuple[str, ...], tuple[Link, ...]] = {}  # as far as anything has taken them
+        self._paths: dict[tuple[str, ...], tuple[tuple[Link, ...], int]] = {}  # that were taken, and their least bandwidths
         self._flows: dict[FlowId, Flow] = {}
         self._heap: list[tuple[Nanos, int, Flow]] = []
         self._number = 0
@@ -112,18 +112,20 @@ class Network:
         if num_bytes < 1 or (marks and (marks[0] < 1 or marks[-1] > num_bytes or list(marks) != sorted(marks))):
             raise ValueError(f"flow {flow}: num_bytes must be at least 1 and its marks ascend to it, not {num_bytes} and {marks}")
         upstream = self._flows.get(after) if after is not None else None
-        links = self._paths.get(names := tuple(path))
-        if links is None:
-            links = self._paths[names] = tuple(self._links[name] for name in names)
-        targets = [mark * NANO for mark in marks]
+        links, least = self._paths.get(names := tuple(path)) or self._find(names)
+        targets = [mark * NANO for mark in marks] if marks else []
         targets.append(num_bytes * NANO)
-        new = self._flows[flow] = Flow(flow, links, targets, upstream, chunk * NANO)
-        new.at = now
+        new = self._flows[flow] = Flow(flow, links, least, targets, upstream, chunk * NANO, now)
         if upstream is None:
             self._open(new)
             return
         upstream.followers.append(new)
         self._schedule(new)
+
+    def _find(self, names: tuple[str, ...]) -> tuple[tuple[Link, ...], int]:
+        links = tuple(self._links[name] for name in names)
+        found = self._paths[names] = links, narrowest(links)
+        return found
 
     def cancel(self, flow: FlowId, now: Nanos) -> dict[FlowId, int]:
         """End it, and those that follow it, which have no source any more; returns the whole bytes that each has brought.
@@ -148,14 +150,15 @@ class Network:
         concerned, _ = self._concerned(changed.flows)
         self._num_broken += (not int(bandwidth)) - (not changed.bandwidth)
         changed.bandwidth = int(bandwidth)
+        self._paths.clear()
         for flow in changed.flows:
-            narrowest = min(on.bandwidth for on in flow.path)
+            least = narrowest(flow.path)
             for on in flow.path:
-                on.demand += narrowest - flow.narrowest
-            flow.narrowest = narrowest
+                on.demand += least - flow.narrowest
+            flow.narrowest = least
         for waiting in self._flows.values():
             if not waiting.started and changed in waiting.path:
-                waiting.narrowest = min(on.bandwidth for on in waiting.path)
+                waiting.narrowest = narrowest(waiting.path)
         self._share(concerned)
 
     def advance(self, now: Nanos) -> list[Arrived]:

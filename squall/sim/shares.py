@@ -56,19 +56,21 @@ class Flow:
     __slots__ = ("at", "due", "followers", "id", "lag", "moved", "narrowest", "path", "rate", "reached", "started", "targets",
                  "tied", "upstream")  # fmt: skip
 
-    def __init__(self, id: FlowId, path: tuple[Link, ...], targets: list[int], upstream: Flow | None, lag: int) -> None:
+    def __init__(
+        self, id: FlowId, path: tuple[Link, ...], narrowest: int, targets: list[int], upstream: Flow | None, lag: int, now: Nanos
+    ) -> None:  # fmt: skip
         self.id = id
         self.path = path
         self.targets = targets
         self.upstream = upstream
         self.lag = lag
         self.followers: list[Flow] = []
-        self.narrowest = narrowest(path)
+        self.narrowest = narrowest
         self.started = False
         self.tied = False
         self.reached = 0  # of the targets
         self.moved = 0  # until `at`
-        self.at: Nanos = 0
+        self.at = now
         self.rate = 0
         self.due: Nanos | None = None  # the next thing that happens to it
 
