@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -164,6 +165,13 @@ def test_a_missing_extra_is_one_line_with_the_command_that_installs_it() -> None
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (said.returncode, said.stdout) == (2, "")
     assert said.stderr == "squall: error: this command needs grpc, which is not installed: pip install 'squall[serve]'\n"
+
+
+def test_every_extra_is_named_by_whatever_needs_it() -> None:
+    root = Path(__file__).parents[1]
+    extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    text = "".join(path.read_text(encoding="utf-8") for path in (root / "squall").rglob("*.py"))
+    assert [name for name in extras if name != "dev" and f"squall[{name}]" not in text] == []
 
 
 # -- simulate, compare, report

@@ -32,7 +32,7 @@ def paper_ilp(num_batches: int, num_layers: int, every: int) -> Schedule:
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint, milp
     except ImportError:
-        raise ConfigError("the paper's ILP needs scipy; pip install scipy") from None
+        raise ConfigError("the paper's ILP needs scipy; pip install 'squall[ilp]'") from None
     n, layers = num_batches, num_layers
     # T is unknown; S = L - T. The mean of running sums of S falls by (n - i) / n with every layer that batch i (from 0) has in T.
     price = np.array([-(n - i) / n for i in range(n)])
