@@ -6,6 +6,7 @@ of them; not what they compute. Linux only.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import hashlib
@@ -31,7 +32,8 @@ class Left(Struct, frozen=True):
     """A worker that listens.
 
     Attributes:
-        started: when its process did, in the clock of /proc: a number that is given out again has another.
+        started: when its process did, in the clock of /proc, which begins with the machine: a number that is given out again has
+            another.
     """
 
     pid: int
@@ -43,6 +45,7 @@ class Left(Struct, frozen=True):
 class _Estate(Struct, frozen=True):
     fleet: str
     token: str
+    boot: str
     workers: tuple[Left, ...] = ()
 
 
@@ -56,14 +59,29 @@ class Survivor:
         self.left = left
         self._fd = os.pidfd_open(left.pid)
 
+    def when_over(self, call: Callable[[], object]) -> None:
+        """Once it has ended, on the loop that runs."""
+        loop = asyncio.get_running_loop()
+
+        def over() -> None:
+            loop.remove_reader(self._fd)
+            call()
+
+        loop.add_reader(self._fd, over)
+
     def poll(self) -> int | None:
         """0 when it has ended, however it did: only its parent is told."""
-        return 0 if select.select([self._fd], [], [], 0)[0] else None
+        return 0 if self._ends_within(0) else None
 
     def wait(self, timeout: float | None = None) -> int:
-        if not select.select([self._fd], [], [], timeout)[0]:
+        if not self._ends_within(timeout):
             raise subprocess.TimeoutExpired("worker", timeout or 0.0)
         return 0
+
+    def _ends_within(self, seconds: float | None) -> bool:
+        poll = select.poll()  # `select` knows no descriptor past 1,023
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(None if seconds is None else seconds * 1000))
 
     def terminate(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -98,6 +116,7 @@ class Estate:
         self._path = folder / FILE
         self._fleet = hashlib.sha256(fleet.encode()).hexdigest()
         self._written: tuple[Left, ...] | None = None
+        self._is_written = False
         if not hasattr(os, "pidfd_open"):
             raise ConfigError(
                 "launcher.state needs Linux, whose processes can be told from others with the same number; leave it out"
@@ -115,7 +134,7 @@ class Estate:
                 f"launcher.state = {str(folder)!r} is in use by another head; end that one, or give this one a folder of its own"
             ) from None
         found = self._read()
-        running = [Survivor(left) for left in found.workers if _is_running(left)] if found is not None else []
+        running = [survivor for left in found.workers if (survivor := _survivor(left))] if found is not None else []
         same = found is not None and found.fleet == self._fleet
         self.token = found.token if found is not None and same else secrets.token_hex(32)
         self.survivors = running if same else []
@@ -132,35 +151,53 @@ class Estate:
                 self._path.unlink(missing_ok=True)
         os.close(self._lock)
 
-    def note(self, workers: Mapping[int, tuple[str, tuple[ReplicaId, ...]]]) -> None:
-        """These processes listen now: their addresses and replicas."""
+    def note(self, workers: Mapping[int, tuple[str, tuple[ReplicaId, ...]]]) -> bool:
+        """These processes listen now: their addresses and replicas. Returns whether another head will find them."""
         left = tuple(
             Left(pid, started, address, replicas)
             for pid, (address, replicas) in workers.items()
             if (started := _started(pid)) is not None
         )
-        if left == self._written:
-            return
-        self._written = left
+        if left != self._written:
+            self._written = left
+            self._is_written = self._write(left)
+        return self._is_written
+
+    def _write(self, left: tuple[Left, ...]) -> bool:
         fresh = self._path.with_suffix(".new")
         try:
             fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with open(fd, "wb") as file:
-                file.write(msgspec.json.encode(_Estate(self._fleet, self.token, left)))
+                file.write(msgspec.json.encode(_Estate(self._fleet, self.token, _boot(), left)))
             fresh.replace(self._path)
         except OSError as error:
             self._say(f"no other head will find all workers: cannot write {self._path}: {error.strerror}")
+            return False
+        return True
 
     def _read(self) -> _Estate | None:
-        """None where nobody left anything that can be read."""
+        """None where nobody left anything that can be read, or the machine was started anew since."""
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=_Estate)
+            found = msgspec.json.decode(self._path.read_bytes(), type=_Estate)
         except (OSError, msgspec.DecodeError):
             return None
+        return found if found.boot == _boot() else None
 
 
-def _is_running(left: Left) -> bool:
-    return _started(left.pid) == left.started
+def _boot() -> str:
+    """The same until the machine is started anew; nothing where it does not say."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
+def _survivor(left: Left) -> Survivor | None:
+    """None where it has ended. Held first and looked at then, as its number may be given to another one at any time."""
+    try:
+        survivor = Survivor(left)
+    except OSError:
+        return None
+    return survivor if _started(left.pid) == left.started else None
 
 
 def _started(pid: int) -> int | None:

@@ -143,6 +143,7 @@ class LocalLauncher:
         self.token = token or (estate.token if estate is not None else secrets.token_hex(32))
         self._places = {place.replica: place for place in places}
         self._workers: dict[tuple[ReplicaId, ...], _Worker] = {}
+        self._survivors: list[Survivor] = []  # whose end nobody watches yet
         if estate is not None:
             self._extra = (*self._extra, "--outlive-s", f"{estate.outlive_s:g}")
             for survivor in estate.survivors:
@@ -161,6 +162,8 @@ class LocalLauncher:
         """Keep as many processes warm as there should be, a moment after each change: who comes up now needs the cores."""
         if self._warm and self._filling is None:
             self._filling = asyncio.get_running_loop().call_later(FILL_AFTER_S, self._fill)
+        while self._warm and self._survivors:  # they do not wait for ever to be wanted
+            self._survivors.pop().when_over(self.attend)
 
     async def start(self, replica: ReplicaId) -> str:
         group = self._group(replica)
@@ -206,6 +209,7 @@ class LocalLauncher:
                 self.attend()
 
     async def close(self) -> None:
+        self._warm = 0
         if self._filling is not None:
             self._filling.cancel()
         workers, self._workers = list(self._workers.values()), {}
@@ -246,21 +250,33 @@ class LocalLauncher:
                 worker = None
             if worker is None:
                 with contextlib.suppress(OSError):  # whoever wants it will see
-                    self._workers[group] = self._spawn(group)
+                    worker = self._workers[group] = self._spawn(group)
+                    if self._estate is not None:
+                        asyncio.ensure_future(worker.greeting()).add_done_callback(self._greeted)
+
+    def _greeted(self, greeting: asyncio.Future[Greeting]) -> None:
+        if not greeting.cancelled() and greeting.exception() is None:
+            self._note()
 
     def _take_over(self, survivor: Survivor) -> None:
         group = survivor.left.replicas
         if group in self._groups and group not in self._workers:
             greeting = Greeting(survivor.left.address, group)
             self._workers[group] = _Worker(survivor, self._log(group), greeting)
+            self._survivors.append(survivor)
         else:
             survivor.terminate()
 
     def _note(self) -> None:
-        """Let another head find those who listen now."""
-        if self._estate is not None:
-            workers = ((group, worker) for group, worker in self._workers.items() if worker.process.poll() is None)
-            self._estate.note({worker.process.pid: (worker.address, group) for group, worker in workers if worker.address})
+        """Let another head find those who listen now, and let them know: whoever would not be found ends with us."""
+        if self._estate is None:
+            return
+        running = [(worker, group) for group, worker in self._workers.items() if worker.process.poll() is None]
+        found = {worker.process.pid: (worker.address, group) for worker, group in running if worker.address}
+        if self._estate.note(found):
+            for worker, _ in running:
+                if worker.process.pid in found:
+                    worker.tell_noted()
 
     def _log(self, group: tuple[ReplicaId, ...]) -> Path:
         return self._logs / f"worker-{group[0]}.log"
@@ -301,6 +317,7 @@ class _Worker:
         self.process = process
         self._log = log
         self._heard = heard
+        self._told = False
         self._greeting: asyncio.Task[Greeting] | None = None
 
     @property
@@ -310,6 +327,14 @@ class _Worker:
             return self._heard.address
         greeting = self._greeting
         return greeting.result().address if greeting is not None and greeting.done() and greeting.exception() is None else None
+
+    def tell_noted(self) -> None:
+        """That another head would find it."""
+        if self.process.stdin is not None and not self._told:
+            self._told = True
+            with contextlib.suppress(OSError):  # it has just ended
+                self.process.stdin.write(b"\n")
+                self.process.stdin.flush()
 
     async def greeting(self) -> Greeting:
         """What it said when it came up, however often that is asked. Raises as `Launcher.start`."""

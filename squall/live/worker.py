@@ -46,6 +46,8 @@ GRACE_S = 60.0
 
 FLUSH_S = 2.0
 EXIT_S = 5.0
+OPEN_S = 10.0
+"""How long whoever calls may take to say who they are."""
 
 Context = Any  # grpc.aio.ServicerContext of our two messages; the stubs make it generic, the library does not
 
@@ -135,7 +137,7 @@ class Worker:
     async def _host_of(self, requests: AsyncIterator[pb.ToReplica], context: Context) -> tuple[Host, bool]:
         """The replica that the first message opens, and whether it counts as settled; otherwise the call is aborted."""
         nonce = await introduce(context, self._token)
-        first = await anext(aiter(requests), None)
+        first = await self._first(requests)
         if first is None or not first.HasField("open"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a session must be open")
         assert first is not None
@@ -149,6 +151,16 @@ class Worker:
         if host.session is not None:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"replica {host.replica} has a head already")
         return host, first.open.settled
+
+    async def _first(self, requests: AsyncIterator[pb.ToReplica]) -> pb.ToReplica | None:
+        """None where none comes in time: a stranger who says nothing must not stay, nor hold up our end."""
+        first, end = asyncio.ensure_future(anext(aiter(requests), None)), asyncio.create_task(self._end.wait())
+        try:
+            await asyncio.wait({first, end}, timeout=OPEN_S, return_when=asyncio.FIRST_COMPLETED)
+            return first.result() if first.done() else None
+        finally:
+            first.cancel()
+            end.cancel()
 
     async def _say(self, status: int) -> None:
         for service in ("", SERVICE):
@@ -229,7 +241,8 @@ async def _main(given: argparse.Namespace, hosts: Sequence[Host], config: Config
         threading.Thread(target=_watch_parent, args=(loop, worker, given.outlive_s), daemon=True).start()
 
     def greet(address: str) -> None:
-        print(json.dumps({"address": address, "replicas": given.replicas}), flush=True)  # noqa: T201
+        with contextlib.suppress(BrokenPipeError):  # whoever started us has gone: see `_watch_parent`
+            os.write(sys.stdout.fileno(), json.dumps({"address": address, "replicas": given.replicas}).encode() + b"\n")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nobody reads on: what a library prints must not fill the pipe
 
     await worker.serve(given.listen, greet)
@@ -260,11 +273,13 @@ def _bug(loop: asyncio.AbstractEventLoop, context: dict[str, Any], worker: Worke
 
 
 def _watch_parent(loop: asyncio.AbstractEventLoop, worker: Worker, outlive_s: float) -> None:
-    """Standard input ends when the head does, however it does. Another one may come within `outlive_s`."""
+    """Standard input ends when the head does, however it does. Another one may come within `outlive_s`, once ours has said that
+    it would find us."""
+    noted = False
     while os.read(sys.stdin.fileno(), 4096):
-        pass
+        noted = True
     worker.orphaned = True
-    if outlive_s:
+    if noted:
         worker.grace_s = outlive_s
         return
     loop.call_soon_threadsafe(lambda: worker.end(at_once=True))

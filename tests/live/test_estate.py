@@ -1,5 +1,6 @@
 """What a head leaves behind: written, found again, and never mistaken for somebody else's."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -63,6 +64,15 @@ def test_another_process_with_the_same_number_is_nobody(tmp_path: Path, sleeper:
     assert sleeper.poll() is None
 
 
+def test_what_is_from_before_the_machine_was_started_anew_is_as_nothing(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    died(tmp_path, sleeper)
+    tree = msgspec.json.decode((tmp_path / FILE).read_bytes())
+    (tmp_path / FILE).write_bytes(msgspec.json.encode(tree | {"boot": "another"}))
+    with estate(tmp_path, "b") as second:
+        assert second.survivors == []
+    assert sleeper.poll() is None
+
+
 def test_workers_of_another_fleet_are_asked_to_end_and_their_token_is_not_used(
     tmp_path: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
@@ -105,7 +115,18 @@ def test_what_cannot_be_written_is_said_and_stops_nobody(tmp_path: Path, sleeper
     said: list[str] = []
     with estate(tmp_path, said=said) as held:
         (tmp_path / FILE).mkdir()
-        held.note({sleeper.pid: ("127.0.0.1:1", (0,))})
+        assert not held.note({sleeper.pid: ("127.0.0.1:1", (0,))})
         assert len(said) == 1
         assert said[0].startswith(f"no other head will find all workers: cannot write {tmp_path / FILE}")
         (tmp_path / FILE).rmdir()
+
+
+async def test_whoever_was_taken_over_is_heard_when_it_ends(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+    died(tmp_path, sleeper)
+    with estate(tmp_path) as second:
+        over = asyncio.Event()
+        second.survivors[0].when_over(over.set)
+        await asyncio.sleep(0.05)
+        assert not over.is_set()
+        second.survivors[0].terminate()
+        await asyncio.wait_for(over.wait(), 10)

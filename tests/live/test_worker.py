@@ -373,3 +373,17 @@ async def test_the_heartbeat_counts_blocks_and_cached_tokens(make_host: Any, ser
 @pytest.mark.parametrize(("text", "ids"), [("0", [0]), ("0-3", [0, 1, 2, 3]), ("0,2", [0, 2]), ("0-1,5-6", [0, 1, 5, 6])])
 def test_replicas_are_given_as_ranges(text: str, ids: list[int]) -> None:
     assert _replicas(text) == ids
+
+
+@pytest.mark.parametrize("ends", ["patience", "worker"])
+async def test_whoever_never_says_who_they_are_is_sent_away(
+    ends: str, make_host: Any, serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("squall.live.worker.OPEN_S", 0.05 if ends == "patience" else 60.0)
+    async with serving([make_host()]) as (worker, address), grpc.aio.insecure_channel(address) as channel:
+        call = session_of(channel)(None, metadata=Introduction(TOKEN).metadata)
+        await call.initial_metadata()
+        if ends == "worker":
+            worker.end()
+        assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert await call.details() == "the first message of a session must be open"
