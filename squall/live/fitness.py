@@ -53,6 +53,15 @@ def refuse_unfit(config: Config, model: ServedModel) -> None:
         )
 
 
+def crowded(config: Config) -> str | None:
+    """What to say of a fleet that may have more ranks, each a thread of compute, than there are cores; None where it may not."""
+    most = config.fleet.num_maximum * config.replica.tp
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if config.serve.engine != "torch" or config.serve.device != "cpu" or config.launcher.kind != "local" or most <= cores:
+        return None
+    return f"the fleet may have {most} ranks, and {cores} cores are here: each will be slower than it is alone"
+
+
 def _refuse_without_gpu(device: str) -> None:
     built = importlib.metadata.version("torch")
     if built.endswith("+cpu"):

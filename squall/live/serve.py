@@ -26,7 +26,7 @@ from squall.core.fleet_plan import FleetPlan
 from squall.errors import ConfigError, ModelError, SquallError
 from squall.eventlog import open_log, write_merged
 from squall.live.estate import Estate
-from squall.live.fitness import refuse_simulated, refuse_unfit
+from squall.live.fitness import crowded, refuse_simulated, refuse_unfit
 from squall.live.host_launch import HostsLauncher
 from squall.live.launch import FleetLauncher, LocalLauncher
 from squall.live.loop import run
@@ -65,6 +65,8 @@ def serve(config: Config, directory: Path, say: Say) -> None:
     began = monotonic()
     model = served_model(config)
     plan = _plan(config, model)
+    if (warning := crowded(config)) is not None:
+        say(warning)
     with contextlib.ExitStack() as held:
         listener = held.enter_context(contextlib.closing(_listen(config.serve.host, config.serve.port)))
         estate = _estate(config, say)
