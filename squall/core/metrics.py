@@ -113,6 +113,22 @@ class Observed(Struct):
     regenerated: dict[RequestId, int] = field(default_factory=dict)
 
 
+class RoleUse(Struct, frozen=True):
+    """How many replicas of a role took requests: at the least, on average over the run, at the most."""
+
+    role: str
+    min: int
+    mean: float
+    max: int
+
+
+class FleetUse(Struct, frozen=True):
+    """What became of a fleet that may change. `ready_after`: of each replica that came up, the time from its start to then."""
+
+    roles: tuple[RoleUse, ...]
+    ready_after: tuple[Nanos, ...]
+
+
 class RunRecord(Struct):
     """All that a run leaves behind for its report.
 
@@ -124,6 +140,7 @@ class RunRecord(Struct):
         latency_source: where step times came from ("roofline", "profile", "measured by the client", ...).
         wall_s: how long the run took on the wall clock.
         observed: what its engines did; None where nobody looked.
+        fleet: of an elastic fleet that was simulated.
     """
 
     world: str
@@ -139,3 +156,4 @@ class RunRecord(Struct):
     wall_s: float = 0.0
     observed: Observed | None = None
     num_absent: int = 0
+    fleet: FleetUse | None = None

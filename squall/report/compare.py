@@ -44,9 +44,15 @@ METRICS: tuple[Metric, ...] = (
     ("goodput", "req/s", "goodput_rps"),
     ("GPU time", "s", "gpu_seconds"),
     ("cost", "USD", "cost_usd"),
+    ("replicas added", "", "scale_ups"),
+    ("replicas removed", "", "scale_downs"),
+    ("time to ready", "s", "time_to_ready_s"),
     ("preemptions", "", "preemptions"),
     ("steps", "", "num_steps"),
 )
+
+OF_ELASTIC_FLEETS = ("scale_ups", "scale_downs")
+"""Not worth a line where all are 0."""
 
 ENDINGS = ("completed", "failed", "rejected", "cancelled", "unfinished")
 
@@ -81,9 +87,20 @@ def lines(summaries: Sequence[Summary], metrics: Sequence[Metric] = METRICS) -> 
                 Line(f"{name} {statistic}", unit, tuple(getattr(value, statistic, None) for value in values))
                 for statistic in STATISTICS
             ]
-        elif any(value is not None for value in values):
+        elif any(values if key in OF_ELASTIC_FLEETS else (value is not None for value in values)):
             found.append(Line(name, unit, tuple(values)))
-    return found
+    return found + replica_lines(summaries)
+
+
+def replica_lines(summaries: Sequence[Summary]) -> list[Line]:
+    """Of elastic fleets: how many there were, role by role."""
+    roles = dict.fromkeys(role for summary in summaries for role in summary.replicas)
+    uses = {role: [summary.replicas.get(role) for summary in summaries] for role in roles}
+    return [
+        Line(f"{role} replicas {statistic}".removeprefix("both "), "", tuple(getattr(use, statistic, None) for use in of_all))
+        for role, of_all in uses.items()
+        for statistic in ("min", "mean", "max")
+    ]
 
 
 def differences(one: Lives, other: Lives) -> list[str]:
@@ -142,14 +159,26 @@ def headline(summary: Summary) -> list[str]:
             text.append(f"  {name:<10}  p50 {written(one.p50)} s, p90 {written(one.p90)} s, p99 {written(one.p99)} s")
     if summary.slo_attainment is not None:
         text.append(f"  SLO         met by {100 * summary.slo_attainment:.1f} %, goodput {written(summary.goodput_rps)} req/s")
+    if summary.replicas:
+        text += _fleet(summary)
     if summary.cost_usd is not None:
-        text.append(f"  cost        {summary.cost_usd:.4g} USD for {written(summary.gpu_seconds)} GPU seconds")
+        hours = f" ({written(summary.gpu_seconds / 3600)} GPU hours)" if summary.replicas else ""
+        text.append(f"  cost        {summary.cost_usd:.4g} USD for {written(summary.gpu_seconds)} GPU seconds{hours}")
     if summary.refused:
         reasons = (f"{count} {reason.replace('_', ' ')}" for reason, count in summary.refused.items())
         text.append(f"  refused     {', '.join(reasons)}")
     if summary.absent:
         text.append(f"  not counted {summary.absent} requests of the workload, which had not arrived when the run ended")
     return text
+
+
+def _fleet(summary: Summary) -> list[str]:
+    """How large an elastic fleet was, how often it changed, and how long that took."""
+    roles = summary.replicas.items()
+    sizes = (f"{'' if role == 'both' else f'{role} '}{use.min} to {use.max}, {use.mean:.3g} on average" for role, use in roles)
+    ready = summary.time_to_ready_s
+    took = "" if ready is None else f"; new ones ready after p50 {written(ready.p50)} s, max {written(ready.max)} s"
+    return [f"  replicas    {'; '.join(sizes)}; {summary.scale_ups} added, {summary.scale_downs} removed{took}"]
 
 
 def written(value: float | None) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from squall.core.metrics import UNSET, Outcome
 from squall.core.types import SECOND
-from squall.report.compare import METRICS, STATISTICS, written
+from squall.report.compare import METRICS, OF_ELASTIC_FLEETS, STATISTICS, replica_lines, written
 from squall.report.offline import INK, Chart, Trace, chart, offline_page
 from squall.report.run import REPORT, StoredRun, write_file
 from squall.report.sample import Distribution, Int64s, Sample, sample_of_gaps
@@ -199,8 +199,13 @@ def _line(name: str, colour: str, x: NDArray[Any], y: NDArray[Any], *, steps: bo
 
 def _numbers(run: StoredRun) -> str:
     units = {"SLO attainment": html.escape(_objectives(run.config))}
-    plain = [(name, units.get(name, unit), getattr(run.summary, key)) for name, unit, key in METRICS]
-    shown = [(name, unit, value) for name, unit, value in plain if value is not None and not isinstance(value, Distribution)]
+    plain = [(name, key, units.get(name, unit), getattr(run.summary, key)) for name, unit, key in METRICS]
+    shown = [
+        (name, unit, value)
+        for name, key, unit, value in plain
+        if value is not None and not isinstance(value, Distribution) and (value or key not in OF_ELASTIC_FLEETS)
+    ]
+    shown += [(line.name, line.unit, line.values[0]) for line in replica_lines([run.summary])]
     shown += _detail(run.summary)
     return "\n".join(f"<tr><td>{name}</td><td>{written(value)}</td><td>{unit}</td></tr>" for name, unit, value in shown)
 

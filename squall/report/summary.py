@@ -15,8 +15,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from squall.config import Slo
-from squall.core.metrics import UNSET, Gaps, Outcome, RequestRow, RunRecord
-from squall.core.types import SECOND
+from squall.core.metrics import UNSET, Gaps, Outcome, RequestRow, RoleUse, RunRecord
+from squall.core.types import SECOND, Nanos
 from squall.report.detail import Detail
 from squall.report.sample import Distribution, Int64s, Sample, sample_of_gaps
 
@@ -84,6 +84,8 @@ class Summary(Struct, frozen=True):
     absent: int = 0
     refused: dict[str, int] = {}  # of the rejected of a simulation, how many for which reason
     pools: tuple[PoolUse, ...] = ()
+    replicas: dict[str, RoleUse] = {}  # of an elastic fleet that was simulated, by role
+    time_to_ready_s: Distribution | None = None
 
 
 class Lives(Struct, frozen=True):
@@ -230,7 +232,13 @@ def summarise(
         absent=record.num_absent,
         refused=_reasons(record) if seen_inside else {},
         pools=pools,
+        replicas={} if record.fleet is None else {use.role: use for use in record.fleet.roles},
+        time_to_ready_s=None if record.fleet is None else _seconds(record.fleet.ready_after),
     )
+
+
+def _seconds(times: Sequence[Nanos]) -> Distribution | None:
+    return Sample.of(np.array(times, dtype=np.int64)).distribution()
 
 
 def _met(good: int | None, total: int, slo: Slo, promised: Sequence[Quantile]) -> bool | None:

@@ -18,6 +18,7 @@ from squall.core.pipeline import replica_of
 from squall.core.types import CONTROLLER, FOREVER, ROUTER, SECOND, MachineId, Nanos, ReplicaId, RequestId, RunId
 from squall.deployment import router_of
 from squall.perf.latency import LatencyModel
+from squall.sim.census import Census
 from squall.sim.driver import Driver, EventLog
 from squall.sim.ground import Ground, bare_ground
 from squall.sim.kinds import Kind, each, files_outputs_of
@@ -86,11 +87,14 @@ def simulate(
         return machine
 
     machines: dict[MachineId, Machine] = {ROUTER: router, CONTROLLER: controller}
+    census = Census(controller) if plan.is_elastic else None
     if created is not None:
         for id, machine in machines.items():
             created(0, id, machine)
     for replica in range(config.fleet.num_initial):
         machines[replica] = make(replica, 0)
+    if census is not None:
+        machines[CONTROLLER] = census
     faults = ground.faults(config)
     pools = dict.fromkeys(range(plan.slots.num), (num_blocks, block_size))
     pools |= {replica: (kind.num_blocks, block_size) for replica, kind in enumerate(of_each)}
@@ -110,6 +114,7 @@ def simulate(
     record.scale_ups, record.scale_downs = driver.scale_ups, driver.scale_downs
     gpus = [kind.config.replica.tp * kind.config.replica.pp for kind in of_each] or [config.replica.tp * config.replica.pp]
     record.gpu_nanos = driver.replica_nanos * sum(gpus) // len(gpus)  # those that are not alike are held equally long
+    record.fleet = None if census is None else census.use(driver.now)
     record.wall_s = time.perf_counter() - began
     return record
 

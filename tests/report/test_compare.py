@@ -7,8 +7,11 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from squall.report.compare import Line, differences, lines, table, warnings, written
+from squall.core.metrics import RoleUse
+from squall.report.compare import Line, differences, headline, lines, table, warnings, written
 from squall.report.run import StoredRun
+from squall.report.sample import Distribution
+from squall.report.summary import Summary
 
 Stored = Callable[..., StoredRun]
 
@@ -50,6 +53,31 @@ def test_metrics_that_no_run_has_are_left_out(stored: Stored) -> None:
     assert "SLO attainment" in names
     alone = stored("single", tokens=1, num_requests=3).summary
     assert "TPOT p50" not in [line.name for line in lines([alone])]
+
+
+def elastic(summary: Summary, decode: int) -> Summary:
+    sizes = {"prefill": RoleUse("prefill", 1, 1.5, 3), "decode": RoleUse("decode", 1, 1.25, decode)}
+    ready = Distribution(2.0, 2.0, 3.0, 3.0, 3.0, 3.0)
+    return replace(summary, replicas=sizes, scale_ups=4, scale_downs=3, time_to_ready_s=ready, gpu_seconds=1800.0, cost_usd=2.0)
+
+
+def test_fleets_that_changed_are_told_of_and_others_are_not(stored: Stored) -> None:
+    fixed = stored("fixed").summary
+    assert not any("replicas" in line for line in headline(fixed))
+    assert not any("replicas" in line.name for line in lines([fixed, fixed]))
+    told = headline(elastic(fixed, 2))
+    assert (
+        "  replicas    prefill 1 to 3, 1.5 on average; decode 1 to 2, 1.25 on average; 4 added, 3 removed; "
+        "new ones ready after p50 2 s, max 3 s"
+    ) in told
+    assert "  cost        2 USD for 1,800 GPU seconds (0.5 GPU hours)" in told
+    values = {line.name: line.values for line in lines([fixed, elastic(fixed, 2), elastic(fixed, 5)])}
+    assert values["replicas added"] == (0, 4, 4)
+    assert values["decode replicas max"] == (None, 2, 5)
+    assert values["time to ready p90"] == (None, 3.0, 3.0)
+    alike = replace(elastic(fixed, 2), replicas={"both": RoleUse("both", 1, 2.0, 4)})
+    assert "  replicas    1 to 4, 2 on average; 4 added, 3 removed; new ones ready after p50 2 s, max 3 s" in headline(alike)
+    assert {line.name: line.values for line in lines([alike])}["replicas mean"] == (2.0,)
 
 
 def test_the_table_shows_every_run_and_its_relation_to_the_first(stored: Stored) -> None:

@@ -1,0 +1,53 @@
+"""How many replicas of each role a simulated fleet has had, and how long new ones took. Knows no policy and decides nothing."""
+
+from __future__ import annotations
+
+from squall.core.actions import AnyAction
+from squall.core.controller import Controller
+from squall.core.events import AnyEvent, Warmed
+from squall.core.metrics import FleetUse, RoleUse
+from squall.core.types import Nanos, Role
+
+
+class Census:
+    """The controller, counted after every event. A machine as it is itself."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.wake_at = controller.wake_at
+        self._controller = controller
+        self._counted_at: Nanos = 0
+        self._now = dict.fromkeys(controller.states, 0)
+        self._fewest: dict[Role, int] = {}
+        self._most = dict.fromkeys(controller.states, 0)
+        self._sum = dict.fromkeys(controller.states, 0)  # of replicas times nanoseconds
+        self._ready_after: list[Nanos] = []
+
+    def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
+        actions = self._controller.handle(event, now)
+        self.wake_at = self._controller.wake_at
+        counted = {role: len(state.ready) for role, state in self._controller.states.items()}
+        if counted != self._now:
+            self._count(counted, now)
+        if type(event) is Warmed:
+            member = self._controller.fleet[event.replica]
+            if member.launched_at and not member.stopping:
+                self._ready_after.append(now - member.launched_at)
+        return actions
+
+    def _count(self, counted: dict[Role, int], now: Nanos) -> None:
+        """The count until now lasted until now. One that lasted no time was never there."""
+        if now > self._counted_at:
+            for role, count in self._now.items():
+                self._sum[role] += count * (now - self._counted_at)
+                self._fewest[role] = min(count, self._fewest.get(role, count))
+                self._most[role] = max(count, self._most[role])
+        self._counted_at, self._now = now, counted
+
+    def use(self, now: Nanos) -> FleetUse:
+        """Until now, which ends the run."""
+        self._count(self._now, now)
+        roles = (
+            RoleUse(role.value, self._fewest.get(role, 0), self._sum[role] / now if now else 0.0, self._most[role])
+            for role in self._now
+        )
+        return FleetUse(tuple(roles), tuple(self._ready_after))

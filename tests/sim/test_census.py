@@ -1,0 +1,48 @@
+"""How large an elastic fleet was, and how long new replicas took: known to the digit where a schedule says when they come."""
+
+import pytest
+
+from squall import config as configuration
+from squall.core.types import SECOND
+from squall.twin.rehearse import rehearse
+
+BUSY = (
+    "model.name=llama-3-8b",
+    "cluster.gpu=a100-80g",
+    "workload={kind='synthetic', num_requests=101, arrivals={kind='fixed', rate_rps=1.0}, prompt={kind='fixed', tokens=100}, "
+    "output={kind='fixed', tokens=1}}",
+)
+ELASTIC = (
+    *BUSY,
+    "fleet.down_window_s=0.001",
+    "load={kind='mock', load_s=5.0}",
+    "startup.process_s=1.0",
+    "run.duration_s=100",
+)
+
+
+def test_a_schedule_is_counted_to_the_second() -> None:
+    steps = "[{at_s=20, replicas=3}, {at_s=60, replicas=2}]"
+    config = configuration.load(None, [*ELASTIC, "fleet.replicas={min=1, max=4}", f"scale={{kind='schedule', steps={steps}}}"])
+    record = rehearse(config)
+    assert record.fleet is not None
+    [both] = record.fleet.roles
+    assert (both.role, both.min, both.max) == ("both", 1, 3)
+    assert both.mean == pytest.approx((26 * 1 + 34 * 3 + 40 * 2) / 100, abs=0.01)  # two are ready 6 s after they are wanted
+    assert record.fleet.ready_after == (6 * SECOND, 6 * SECOND)
+    assert (record.scale_ups, record.scale_downs) == (2, 1)
+
+
+def test_each_role_is_counted_for_itself() -> None:
+    steps = "[{at_s=50, prefill=2, decode=1}]"
+    bounds = ("fleet.mode=disaggregated", "fleet.prefill={min=1, max=3}", "fleet.decode={min=1, max=3}")
+    record = rehearse(configuration.load(None, [*ELASTIC, *bounds, f"scale={{kind='schedule', steps={steps}}}"]))
+    assert record.fleet is not None
+    prefill, decode = record.fleet.roles
+    assert (prefill.role, prefill.min, prefill.max) == ("prefill", 1, 2)
+    assert prefill.mean == pytest.approx(1.44, abs=0.01)
+    assert (decode.role, decode.min, decode.mean, decode.max) == ("decode", 1, pytest.approx(1.0), 1)
+
+
+def test_a_fleet_of_a_fixed_size_has_nothing_to_count() -> None:
+    assert rehearse(configuration.load(None, BUSY)).fleet is None
