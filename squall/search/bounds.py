@@ -9,7 +9,7 @@ tokens share, tables that dip, drafts that are checked):
 - where prompts are never computed beside decodes, both take their time, one after the other;
 - every decode is in some step, at best together with as many others as makes it cheapest, `max_num_seqs` at most;
 - the contexts of a step's decodes lie in the KV pool, so there are at least (all context ever attended to) / (tokens of the
-  pool) steps with decodes;
+  pool) steps with decodes; prompts that may begin alike lie there once for many, and are left out;
 - context is read at its own price, on top, at best in the batch where a token of it is cheapest.
 
 Each stage of a pipeline has all of that to do for its part of the layers. Knows no queue: real capacity is lower, often by much.
@@ -139,7 +139,7 @@ def busy(least: Least, room: Room, sample: Sample) -> float:
     decodes = sample.num_gaps
     prompts = 0 if sample.has_blocks else sample.num_prompt_tokens  # what is cached costs nothing at all
     tokens = prompts + (0 if least.speculative else decodes)
-    steps = sample.context / room.kv_tokens
+    steps = sample.own_context / room.kv_tokens
 
     def of(token: float, decode: float, step: float, context: float) -> float:
         steps_with_decodes = max(decodes * decode, steps * step)

@@ -28,6 +28,7 @@ class Sample(Struct, frozen=True):
         rate_rps: that rate; 0 where all arrive at once.
         num_prompt_tokens, num_output_tokens: of all of them.
         context: tokens that decodes attend to, summed over all steps of all requests.
+        own_context: of these, what no other request can have in the KV pool for it: all, but for prompts that may begin alike.
         digest: of the content: two samples with the same one are the same.
         whole: whether it is all of its workload.
         has_blocks: whether prompts may begin alike, so that their beginnings need not be computed.
@@ -38,6 +39,7 @@ class Sample(Struct, frozen=True):
     num_prompt_tokens: int
     num_output_tokens: int
     context: int
+    own_context: int
     digest: str
     whole: bool = True
     has_blocks: bool = False
@@ -85,12 +87,16 @@ def sample_of(requests: Sequence[OfferedRequest]) -> Sample:
     outputs = sum(request.num_output_tokens for request in requests)
     last = max((request.arrived_at for request in requests), default=0)
     # a decode's step attends to the prompt and what has been generated: outputs - 1 steps, from prompt + 1 tokens on
-    context = sum(
-        (r.num_output_tokens - 1) * r.num_prompt_tokens + r.num_output_tokens * (r.num_output_tokens - 1) // 2 for r in requests
+    generated = sum(r.num_output_tokens * (r.num_output_tokens - 1) // 2 for r in requests)
+    prompt, own = (
+        sum((r.num_output_tokens - 1) * r.num_prompt_tokens for r in some)
+        for some in (requests, [r for r in requests if not r.block_hashes])
     )
     rate = len(requests) * SECOND / last if last else 0.0
     has_blocks = any(request.block_hashes for request in requests)
-    return Sample(tuple(requests), rate, prompts, outputs, context, _digest(requests), has_blocks=has_blocks)
+    return Sample(
+        tuple(requests), rate, prompts, outputs, prompt + generated, own + generated, _digest(requests), has_blocks=has_blocks
+    )
 
 
 def lasting(least: int, wanted: float) -> int:

@@ -12,6 +12,7 @@ from squall.search.sample import sample_of
 from squall.search.setting import Workshop
 from squall.search.spec import Limit
 from squall.sim.run import simulate
+from squall.workload.spec import OfferedRequest
 from tests.search.conftest import job, question, setting, tree
 
 
@@ -115,3 +116,16 @@ def test_prompts_that_may_be_cached_cost_nothing_for_certain() -> None:
     room = bounds.room(found.config.batching, 100_000)
     least = bounds.Prices(found.latency).least(room)
     assert 0 < bounds.busy(least, room, hashed) < bounds.busy(least, room, found.sample)
+
+
+def test_a_prefix_that_many_share_lies_in_the_pool_once() -> None:
+    """One request fills two thirds of this pool with its prompt alone, and sixty that share it decode together."""
+    found = setting({"replica.num_blocks": 400, "batching.max_num_seqs": 64})
+    alike = sample_of([OfferedRequest(id, 1000 * (id + 1), 4112, 64, tuple(range(1, 257))) for id in range(64)])
+    apart = sample_of([replace(request, block_hashes=()) for request in alike.requests])
+    room = bounds.room(found.config.batching, 400 * 16)
+    least = bounds.Prices(found.latency).least(room)
+    for sample, more in ((alike, 5.0), (apart, 0.0)):
+        record = simulate(found.config, sample.at(1e6), found.latency, 400)
+        reached = len(record.requests) * SECOND / record.ended_at
+        assert more < reached <= bounds.highest_rate(least, room, sample, 1)
