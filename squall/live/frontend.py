@@ -129,7 +129,7 @@ class Frontend(Protocol):
         created: Unix time of the model, whole seconds.
         max_model_len: the longest prompt plus output, in tokens.
         draining: shutting down; new requests are rejected.
-        ready: at least one replica takes requests.
+        ready: a replica takes requests, or none is there because nobody asks, and whoever does wakes one.
     """
 
     @property

@@ -112,6 +112,8 @@ class Head:
         self._pairs: dict[ReplicaId, ReplicaId] = {}  # the source of each target (live scaling)
         self._last_words: dict[ReplicaId, str] = {}
         self._looked = asyncio.Event()
+        self._may_rest = all(bounds.minimum == 0 for bounds in plan.bounds.values())
+        self._wakes = self._may_rest and all(bounds.initial == 0 for bounds in plan.bounds.values())
 
     # -- for whoever runs it
 
@@ -124,7 +126,7 @@ class Head:
         self._driver.start()
 
     async def until_ready(self) -> None:
-        """Returns when the first replica takes requests."""
+        """Returns when the first replica takes requests, or a fleet that begins at rest may be woken."""
         await self._until(lambda: self.ready)
 
     @property
@@ -161,7 +163,11 @@ class Head:
 
     @property
     def ready(self) -> bool:
-        return self._router.num_open > 0
+        """A replica takes requests; or there is none because nobody asks, and whoever does wakes the fleet.
+
+        Were a fleet at rest not ready, no load balancer would send it the request that wakes it.
+        """
+        return self._router.num_open > 0 or self._wakes
 
     def submit(self, prompt: Sequence[int], sampling: Sampling, *, session: int = 0) -> Stream:
         stream = self._streams.open(prompt, sampling, session)
@@ -291,7 +297,7 @@ class Head:
 
     def _cannot_serve(self, why: str) -> None:
         """Before anything ran, what is wrong is the user's to put right."""
-        if not self.ready and self.load_failure is not None and not self.load_failure.done():
+        if not self._router.num_open and self.load_failure is not None and not self.load_failure.done():
             self.load_failure.set_result(why)
 
     # -- what a launcher of many hosts says (see `Watch`)
@@ -388,6 +394,7 @@ class Head:
 
     def _look(self) -> None:
         """The machines have taken in an instant's events."""
+        self._wakes = self._wakes or (self._may_rest and self._router.num_open > 0)
         self._fail_where_nobody_decides()
         self._looked.set()
 
