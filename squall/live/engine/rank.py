@@ -2,8 +2,8 @@
 
     python -m squall.live.engine.rank FD FD      (started by `team.Team`, with two sockets)
 
-Knows no requests: rank 0 keeps sequences, blocks and sampling, and sends batches. Weights arrive in memory that rank 0 fills;
-what is said to be run has arrived.
+Knows no requests: rank 0 keeps sequences, blocks and sampling, and sends batches. Weights arrive in memory that rank 0 fills, and
+on a CPU rank 0 sees our KV, too, and moves it; what is said to be run has arrived.
 """
 
 from __future__ import annotations
