@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +35,9 @@ def search(
     prices: Annotated[list[str] | None, option("USD an hour of a GPU.", "--price", metavar="GPU=USD")] = None,
     rate: Annotated[float | None, option("Requests a second that copies of a deployment should bear.", min=1e-6)] = None,
     workers: Annotated[int | None, option("Processes; as many as there are CPUs when absent.", min=1)] = None,
+    known: Annotated[
+        bool, typer.Option("--known", help="Simulate nothing: the answers so far, of a search that was killed or still runs.")
+    ] = False,
     cluster: Annotated[str | None, option("A Ray cluster to work on: its address, auto, or local.")] = None,
     store: Annotated[Path | None, option("Where results are kept; runs/search.jsonl when absent.", metavar="FILE")] = None,
     out: Annotated[Path | None, option("The directory to write; it must not exist yet.", metavar="DIR")] = None,
@@ -43,24 +50,45 @@ def search(
     given |= {"criterion": criterion, "strategy": strategy}
     if place is not None and not place.exists():
         raise ConfigError(f"{place}: no such configuration file, and no directory of an earlier search")
-    wrote = run(
-        Options(
-            place=place,
-            settings=tuple(settings or ()),
-            model=model,
-            trace=trace,
-            gpus=gpus,
-            limits=(*(f"{name}={value}" for name, value in named.items() if value is not None), *(limits or ())),
-            prices=tuple(prices or ()),
-            asked={key: value for key, value in given.items() if value is not None},
-            rate=rate,
-            workers=workers,
-            cluster=cluster,
-            store=store,
-            out=out,
-        ),
-        typer.echo,
+    options = Options(
+        place=place,
+        settings=tuple(settings or ()),
+        model=model,
+        trace=trace,
+        gpus=gpus,
+        limits=(*(f"{name}={value}" for name, value in named.items() if value is not None), *(limits or ())),
+        prices=tuple(prices or ()),
+        asked={key: value for key, value in given.items() if value is not None},
+        rate=rate,
+        workers=workers,
+        known=known,
+        cluster=cluster,
+        store=store,
+        out=out,
     )
+    with _ended_in_order():
+        wrote = run(options, typer.echo)
     if wrote is not None:
         best = f"squall simulate {wrote}/best.toml\n      " if (wrote / "best.toml").exists() else ""
         typer.echo(f"next: {best}squall search {wrote} --price GPU=USD --limit ttft_p90_s=1")
+
+
+@contextlib.contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM ends a search as Ctrl-C does, with the answers so far; only the exit code is its own."""
+    terminated = False
+
+    def on_signal(*_: object) -> None:
+        nonlocal terminated
+        terminated = True
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if terminated:
+            sys.exit(128 + signal.SIGTERM)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)

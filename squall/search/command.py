@@ -23,7 +23,7 @@ from squall.search.answers import best, for_rate, repriced, summary_line, what_i
 from squall.search.cluster import Cluster
 from squall.search.conduct import Conductor, size_of
 from squall.search.output import Answers, best_config, flag_lines, read, write
-from squall.search.pool import Inline, Processes, Workers
+from squall.search.pool import Inline, Nobody, Processes, Workers
 from squall.search.prices import named, price_of, refuse_strangers, refuse_unused, tried
 from squall.search.result import Result
 from squall.search.setting import Workshop
@@ -51,6 +51,7 @@ class Options(Struct, frozen=True, kw_only=True):
         asked: keys of `[search]` and their values.
         rate: what a fleet of copies should bear.
         workers: processes; 1 does everything in this one.
+        known: nothing is simulated; the answers are those of an interrupted search that comes as far as results are known.
     """
 
     place: Path | None = None
@@ -63,6 +64,7 @@ class Options(Struct, frozen=True, kw_only=True):
     asked: dict[str, Any] = {}
     rate: float | None = None
     workers: int | None = None
+    known: bool = False
     cluster: str | None = None
     store: Path | None = None
     out: Path | None = None
@@ -90,13 +92,19 @@ def run(options: Options, say: Say) -> Path | None:
         try:
             answers, sample_of = _conducted(search, tree, workers, store, say)
         except KeyboardInterrupt:
+            if options.known:
+                raise ConfigError(
+                    f"{kept} knows nothing of this search; leave --known out, or name another file with --store"
+                ) from None
             say("interrupted before anything was measured to the end: run the same command again to go on where it ended")
             raise
     place = _written(options, place, answers, sample_of(answers), kept)
     for line in told(answers, options.rate, sample_of(answers)):
         say(line)
     say(f"wrote {place}")
-    if not answers.complete:
+    if not answers.complete and options.known:
+        say("that is all that is known: run the same command without --known to go on from there")
+    elif not answers.complete:
         say("interrupted: run the same command again to go on where it ended")
         raise KeyboardInterrupt
     return place
@@ -204,6 +212,8 @@ def _pairs(option: str, words: Sequence[str]) -> Iterator[tuple[str, float]]:
 
 
 def _workers(options: Options, search: Search) -> Workers:
+    if options.known:
+        return Nobody()
     if options.cluster is not None:
         return Cluster(search, options.cluster)
     count = options.workers or _num_cpus()

@@ -48,6 +48,18 @@ class Inline:
         pass
 
 
+class Nobody:
+    """Does no job: a search ends, as if it were interrupted, where it comes to something that is not known yet."""
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        if list(jobs):
+            raise KeyboardInterrupt
+        return iter(())
+
+    def close(self) -> None:
+        pass
+
+
 class _Worker:
     """One process, and our end of its pipe."""
 
@@ -159,8 +171,9 @@ def _interrupts_wait() -> Iterator[None]:
 
 
 def _work(pipe: Connection, search: Search) -> None:
-    """A worker's life. Ctrl-C is for the process that started it; when that is gone, so is the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """A worker's life. What ends a whole group of processes is for the one that started it; when that is gone, so is the pipe."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     logging.disable(logging.WARNING)  # what is odd about the workload has been said once
     workshop = Workshop(search)
     while True:

@@ -186,15 +186,16 @@ def test_mistakes_are_one_line(squall: Squall, tmp_path: Path, arguments: list[s
     assert err.count("\n") == 1
 
 
-def test_ctrl_c_keeps_what_is_known(tmp_path: Path) -> None:
+def ended_early(tmp_path: Path, how: signal.Signals) -> tuple[list[str], int, str, str]:
+    """The words of a search that was sent a signal once it knew a little; its exit code and what it said."""
     space = {**SPACE, "batching.max_num_seqs": {"from": 4, "to": 40, "step": 1}}
     config = written(tmp_path / "search.toml", space=space, top=80)
     store = tmp_path / "store.jsonl"
-    words = ["search", str(config), "--workers", "2", "--store", str(store), "--out", "found"]
+    words = ["search", str(config), "--workers", "2", "--store", str(store)]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     child = subprocess.Popen(
-        [sys.executable, "-m", "squall", *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=environment,
+        [sys.executable, "-m", "squall", *words, "--out", "found"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env=environment,
     )  # fmt: skip
     try:
         until = time.monotonic() + 90
@@ -202,18 +203,42 @@ def test_ctrl_c_keeps_what_is_known(tmp_path: Path) -> None:
             assert child.poll() is None, child.communicate()
             assert time.monotonic() < until
             time.sleep(0.05)
-        child.send_signal(signal.SIGINT)
+        child.send_signal(how)
         out, err = child.communicate(timeout=60)
     finally:
         child.kill()
         child.wait()
-    assert child.returncode == 130, err
+    return words[1:], child.returncode, out, err
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_keep_what_is_known(tmp_path: Path, how: signal.Signals, code: int) -> None:
+    _, returned, out, err = ended_early(tmp_path, how)
+    assert returned == code, err
     assert "Traceback" not in err
     assert "interrupted: run the same command again to go on" in out
     answers = read(tmp_path / "found")
     assert not answers.complete
     assert len(answers.results) >= 3
     assert tomllib.loads((tmp_path / "found" / "best.toml").read_text())["model"]["name"] == "llama-3-8b"
+
+
+def test_what_a_killed_search_had_found_out_is_told_without_simulating(squall: Squall, tmp_path: Path) -> None:
+    words, _, _, _ = ended_early(tmp_path, signal.SIGKILL)
+    assert not (tmp_path / "found").exists()
+    known = (tmp_path / "store.jsonl").read_bytes()
+    code, out, err = squall(*words, "--known", "--out", "found")
+    assert (code, err) == (0, "")
+    assert "0 of them simulated now, 0 token-steps" in out
+    assert "run the same command without --known to go on from there" in out
+    answers = read(tmp_path / "found")
+    assert not answers.complete
+    assert answers.finalists
+    assert (tmp_path / "found" / "report.html").exists()
+    assert (tmp_path / "store.jsonl").read_bytes() == known
+    code, _, err = squall(*words, "--known", "--store", "other.jsonl")
+    assert code == 2
+    assert "other.jsonl knows nothing of this search; leave --known out, or name another file with --store" in err
 
 
 def test_a_search_that_is_refused_leaves_the_log_as_it_was(squall: Squall, tmp_path: Path) -> None:
