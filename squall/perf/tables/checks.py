@@ -37,18 +37,19 @@ def checked(operation: Operation, rows: pl.DataFrame, place: str, gpu: Gpu | Non
 
     Args:
         rows: the operation's columns, `seconds` and `row`.
-        place: the file, for messages.
+        place: the file, or files, for messages.
         gpu: what they were measured on, if known: its peaks tell milliseconds from microseconds better.
         slow: they are of a CPU, which may reach a hundredth of what the slowest GPU does.
     """
     if rows.is_empty():
         raise ProfileError(f"{place}: holds no row of {operation.name}; it should hold measured times")
-    _numbers(operation, rows, place)
+    numbered(operation, rows, place)
     _unit(operation, rows, place, gpu, 0.01 if slow else 1.0)
     return _growing(operation, _once(operation, rows, place), place)
 
 
-def _numbers(operation: Operation, rows: pl.DataFrame, place: str) -> None:
+def numbered(operation: Operation, rows: pl.DataFrame, place: str) -> None:
+    """Refuses times and sizes that are no numbers of the right kind."""
     seconds = pl.col("seconds")
     bad = rows.filter(seconds.is_null() | seconds.is_nan() | seconds.is_infinite() | (seconds <= 0))
     if not bad.is_empty():

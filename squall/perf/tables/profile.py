@@ -110,7 +110,7 @@ def _plain(name: str) -> str:
 def gather(
     header: Header, parts: Mapping[str, pl.DataFrame], places: Mapping[str, str], gpu: Gpu | None = None
 ) -> OperatorProfile:
-    """A profile of rows by operator, checked. `places` names the file that each operator's rows are from."""
+    """A profile of rows by operator, checked. `places` names the file, or files, that each operator's rows are from."""
     slow = header.gpu == CPU
     rows = {name: checked(OPERATIONS[name], part, places[name], gpu, slow=slow) for name, part in parts.items()}
     return OperatorProfile(header, rows)

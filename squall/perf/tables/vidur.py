@@ -12,8 +12,8 @@ import polars as pl
 from squall.errors import ProfileError
 from squall.perf.hardware import Gpu
 from squall.perf.operators import Kernel
-from squall.perf.tables.checks import ROW
-from squall.perf.tables.operations import NO_WINDOW
+from squall.perf.tables.checks import ROW, numbered
+from squall.perf.tables.operations import NO_WINDOW, OPERATIONS
 from squall.perf.tables.profile import VERSION, Header, OperatorProfile, gather
 from squall.perf.tables.reading import MILLI, numbers, pick, read_table, tables_in
 
@@ -41,14 +41,17 @@ def read_vidur(path: Path, gpu: Gpu | None = None, models: Sequence[str] = ()) -
         models: whose shapes these are, for the header; Vidur says so in the names of its folders only.
     """
     parts: dict[str, list[pl.DataFrame]] = {}
-    places: dict[str, str] = {}
+    files: dict[str, list[str]] = {}
     tps: set[int] = set()
     blocks: set[int] = set()
     for file in tables_in(path):
         frame = read_table(file, ())
         for name, rows in _operators(file, frame):
+            if name not in _KERNELS:  # those are of one size each, which is settled over all files
+                numbered(OPERATIONS[name], rows, str(file))
             parts.setdefault(name, []).append(rows)
-            places.setdefault(name, str(file))
+            if str(file) not in files.setdefault(name, []):
+                files[name].append(str(file))
         if "num_tensor_parallel_workers" in frame.columns:
             tps |= set(frame["num_tensor_parallel_workers"].cast(pl.Int64).to_list())
         if "block_size" in frame.columns:
@@ -61,7 +64,7 @@ def read_vidur(path: Path, gpu: Gpu | None = None, models: Sequence[str] = ()) -
     )  # fmt: skip
     together = {name: pl.concat(rows) for name, rows in parts.items()}
     together |= {kind: typical(together[kind]) for kind in _KERNELS if kind in together}
-    return gather(header, together, places, gpu)
+    return gather(header, together, {name: ", ".join(several) for name, several in files.items()}, gpu)
 
 
 def _operators(file: Path, frame: pl.DataFrame) -> list[tuple[str, pl.DataFrame]]:

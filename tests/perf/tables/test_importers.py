@@ -88,6 +88,18 @@ def test_what_is_wrong_in_vidurs_tables_is_named(tmp_path: Path, frame: pl.DataF
         import_profile("vidur", tmp_path, None, None)
 
 
+def test_of_several_tables_the_one_that_is_wrong_is_named(tmp_path: Path) -> None:
+    vidur_mlp().write_csv(tmp_path / "a_mlp.csv")
+    late = pl.lit(-1.0).alias("time_stats.mlp_down_proj.median")
+    vidur_mlp().with_columns(late).write_csv(tmp_path / "b_mlp.csv")
+    with pytest.raises(ProfileError, match=r"b_mlp.csv: row 2: the time of gemm is -0.001"):
+        import_profile("vidur", tmp_path, None, None)
+    slow = (10 * pl.col("time_stats.mlp_down_proj.median").cast(pl.Float64)).alias("time_stats.mlp_down_proj.median")
+    vidur_mlp().with_columns(slow).write_csv(tmp_path / "b_mlp.csv")
+    with pytest.raises(ProfileError, match=r"a_mlp.csv, .*b_mlp.csv: rows 2, 2 are the same gemm"):
+        import_profile("vidur", tmp_path, None, None)
+
+
 # -- LLMServingSim
 
 
