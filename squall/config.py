@@ -1,13 +1,10 @@
-"""The one configuration tree of all commands: which keys there are, and how they are read from TOML and overridden.
+"""The one configuration tree of all commands: which keys there are, and what makes a tree of tables a configuration.
 
 Does not know what a value does: every table is read by the module that it configures, and a policy's table is the policy
 itself. Whatever is wrong with a file or a key becomes one `ConfigError` that names the place and the fix.
 """
 
 import importlib
-import os
-import re
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
@@ -35,6 +32,7 @@ from squall.policies.load import Disk, Load
 from squall.policies.route import LeastLoaded, LeastPromised, Route
 from squall.policies.scale import Fixed, Scale
 from squall.quantities import Blocks, Count, Fraction, Gpus, NotNegative, Rate, Seconds
+from squall.trees import merge, read_tree
 from squall.workload.spec import Workload
 
 
@@ -245,20 +243,6 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
         raise
 
 
-def read_tree(path: Path | None, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The tables of the file, overrides applied and paths absolute as in `load`; what they mean is not looked at.
-
-    Raises ConfigError where the file cannot be read or an override is none.
-    """
-    tree = _read(path) if path is not None else {}
-    _make_paths_absolute(tree, Path(path).resolve().parent if path is not None else Path.cwd())
-    for override in overrides:
-        patch = _override(override)
-        _make_paths_absolute(patch, Path.cwd())
-        merge(tree, patch)
-    return tree
-
-
 def from_tree(where: str, tree: dict[str, Any]) -> Config:
     """The configuration that a tree of tables stands for; `where` is the place that errors name.
 
@@ -313,63 +297,6 @@ def dumps(config: Config) -> str:
         if not _is_ours(name, policy):
             tree[name]["kind"] = f"{type(policy).__module__}:{type(policy).__qualname__}"
     return tomli_w.dumps(_without_none(tree))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such configuration file") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path}: is a folder; give a TOML file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as UTF-8 text: {error}") from None
-    try:
-        return tomllib.loads(text)
-    except ValueError as error:  # TOMLDecodeError, and a number of thousands of digits
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply; tables are two or three levels deep") from None
-
-
-def _override(text: str) -> dict[str, Any]:
-    """`a.b=1` as the tree {a: {b: 1}}. A value that is not a TOML value is taken as a string."""
-    key, equals, value = text.partition("=")
-    names = [name.strip() for name in key.split(".")]
-    if not equals or not all(re.fullmatch(r"[A-Za-z0-9_-]+", name) for name in names):
-        raise ConfigError(f"--set {text}: expected key=value, such as fleet.replicas=4")
-    try:
-        patch: Any = tomllib.loads(f"value = {value.strip()}")["value"]
-    except (ValueError, RecursionError):
-        patch = value.strip()
-    for name in reversed(names):
-        patch = {name: patch}
-    return dict(patch)
-
-
-def merge(tree: dict[str, Any], patch: dict[str, Any]) -> None:
-    """Overlay `patch`. A table whose `kind` changes starts anew: the old kind's keys mean nothing to the new one."""
-    for name, value in patch.items():
-        old = tree.get(name)
-        if isinstance(old, dict) and isinstance(value, dict) and kind_of(value) in (None, kind_of(old)):
-            merge(old, value)
-        else:
-            tree[name] = value
-
-
-def _make_paths_absolute(tree: dict[str, Any], base: Path) -> None:
-    """In place. A model's name is a path when it says so (./x, /x, ~/x) or names something that exists there."""
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            _make_paths_absolute(value, base)
-        elif name in ("path", "state") and isinstance(value, str):
-            tree[name] = str(base / os.path.expanduser(value))  # pathlib's raises where there is no such user
-    model = tree.get("model")
-    if isinstance(model, dict) and isinstance(model.get("name"), str):
-        name = model["name"]
-        path = base / os.path.expanduser(name)
-        if name.startswith((".", "/", "~")) or ("/" in name and os.path.exists(path)):
-            model["name"] = str(path)
 
 
 def _own_policy(where: str, name: str, table: dict[str, Any]) -> Any:

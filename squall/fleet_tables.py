@@ -14,10 +14,13 @@ from squall.core.fleet_plan import Bounds
 from squall.core.types import Role
 from squall.policies.batching import Batching
 from squall.policies.scale import Schedule
-from squall.quantities import Blocks, Count, Delay, Fraction, Gpus, NotNegative, Rate, Seconds
+from squall.quantities import Blocks, Delay, Fraction, Gpus, NotNegative, Rate, Seconds
 
 NAMES: Final = {Role.BOTH: "replicas", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 """The keys of roles, in `[fleet]` and in the steps of a schedule."""
+
+UNUSED: Final[dict[str, tuple[str, ...]]] = {"colocated": ("prefill", "decode"), "disaggregated": ("replicas",)}
+"""The keys of roles that a fleet of each mode does not have."""
 
 MOST_REPLICAS: Final = 100_000
 
@@ -249,8 +252,7 @@ def fleet_mistake(fleet: Fleet, cluster: _Cluster, replica: _Replica) -> str | N
         if fleet.replicas != 1:
             return "fleet.replicas and [[fleet.pools]] both say how many replicas there are; leave one out (pools do not scale)"
         return _crowd(fleet)
-    unused = ("prefill", "decode") if fleet.mode == "colocated" else ("replicas",)
-    for name in unused:
+    for name in UNUSED[fleet.mode]:
         if getattr(fleet, name) != 1:
             used = "fleet.replicas" if fleet.mode == "colocated" else "fleet.prefill and fleet.decode"
             return f"fleet.{name} means nothing where fleet.mode = {fleet.mode!r}; there it is {used}"

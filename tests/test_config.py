@@ -56,6 +56,22 @@ def test_an_override_that_changes_the_kind_drops_the_old_kinds_keys() -> None:
     assert load(None, ["route.output_tokens=7", "route.kind=round_robin"]).route == RoundRobin()
 
 
+def test_an_override_of_the_fleets_mode_drops_the_old_modes_roles(tmp_path: Path) -> None:
+    (tmp_path / "apart.toml").write_text('[fleet]\nmode = "disaggregated"\nprefill = {min = 1, max = 3}\ndecode = 2\n')
+    together = load(tmp_path / "apart.toml", ["fleet.replicas=3", "fleet.mode=colocated"]).fleet
+    assert (together.mode, together.replicas, together.prefill) == ("colocated", 3, 1)
+    (tmp_path / "together.toml").write_text("[fleet]\nreplicas = {min = 1, max = 4}\n")
+    apart = load(tmp_path / "together.toml", ["fleet={mode='disaggregated', decode=2}"]).fleet
+    assert (apart.mode, apart.replicas, apart.prefill, apart.decode) == ("disaggregated", 1, 1, 2)
+    for file, overrides in (
+        ("apart.toml", ["fleet.mode=colocated", "fleet.prefill=2"]),  # these words contradict each other
+        ("apart.toml", ["fleet.replicas=2"]),
+        ("together.toml", ["fleet.mode=disaggregated", "fleet.replicas=2"]),
+    ):
+        with pytest.raises(ConfigError, match=r"--set: fleet.(prefill|replicas) means nothing where fleet.mode = "):
+            load(tmp_path / file, overrides)
+
+
 def test_the_resolved_configuration_loads_to_the_same(tmp_path: Path) -> None:
     once = load(write(tmp_path, SYNTHETIC))
     assert load(write(tmp_path, dumps(once))) == once

@@ -132,7 +132,15 @@ class HostsLauncher:
         if host.called and not (self._table.launch == "ssh" and host.is_gone):
             return
         host.called = True
-        command = [self._table.python or sys.executable, "-m", "squall.live.agent", "--head", self.address, "--host", host.machine.hostname]
+        command = [
+            self._table.python or sys.executable,
+            "-m",
+            "squall.live.agent",
+            "--head",
+            self.address,
+            "--host",
+            host.machine.hostname,
+        ]
         if self._table.launch == "print":
             self._say(f"on {host.machine.hostname}: SQUALL_TOKEN={self.token} {shlex.join(command)}")
             return

@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from squall.config import SEARCH, Config, from_tree, merge, read_tree
+from squall.config import SEARCH, Config, from_tree
 from squall.errors import ConfigError, SquallError
 from squall.report.progress import Show, progress
 from squall.report.run import place_for
@@ -31,6 +31,7 @@ from squall.search.space import shown, usual_space, value_at
 from squall.search.spec import Search, limit, read_search
 from squall.search.store import Store, code_version
 from squall.search.tables import best_lines, frontier_lines, miss_lines, what_if_lines
+from squall.trees import merge, read_tree
 from squall.workload.named import KNOWN
 
 MOST_GPUS = 512

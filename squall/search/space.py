@@ -19,9 +19,10 @@ from typing import Any, get_args, get_type_hints
 
 from msgspec import Struct
 
-from squall.config import Config, merge
+from squall.config import Config
 from squall.errors import ConfigError
 from squall.search.spec import Search
+from squall.trees import merge
 
 Choice = dict[str, Any]
 """Dotted keys and their values."""
