@@ -5,6 +5,8 @@ Knows the frontend. Who may ask is looked at before (`gate.py`): with `serve.api
 
 from __future__ import annotations
 
+import asyncio
+
 from squall.core.types import Role
 from squall.errors import ConfigError, RequestError
 from squall.live.api.exchange import Exchange
@@ -28,7 +30,7 @@ class FleetService:
         await exchange.reply_json(self._frontend.fleet())
 
     async def scale(self, exchange: Exchange) -> None:
-        """`{"replicas": 3, "role": "both"}`; without a number the policy decides again. Answers with the status as it was."""
+        """`{"replicas": 3, "role": "both"}`; without a number the policy decides again. Answers with what comes of it."""
         fields = Fields(await exchange.json_object())
         role, count = self._role(fields.text("role")), fields.get("replicas")
         if count is not None and not (is_integer(count) and 0 <= count <= MOST):
@@ -37,6 +39,7 @@ class FleetService:
             self._frontend.want(role, count)
         except ConfigError as error:
             raise RequestError(f"role: {error}", param="role") from None
+        await asyncio.sleep(0)  # the machines' next instant, in which it is decided
         await exchange.reply_json(self._frontend.fleet())
 
     def _role(self, name: str | None) -> Role:

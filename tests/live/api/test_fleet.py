@@ -1,5 +1,6 @@
 """The administrator's side."""
 
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -7,6 +8,7 @@ import pytest
 
 from squall.config import Config, Serve
 from squall.live.api.app import create_app
+from tests.live.in_process import in_process
 
 
 async def test_the_status_says_what_there_is_and_why(client: httpx.AsyncClient) -> None:
@@ -35,6 +37,17 @@ async def test_somebody_wants_a_number_and_gives_the_decision_back(client: httpx
     assert (answer.status_code, head.wanted, answer.json()["roles"][0]["manual"]) == (200, 3, 3)
     assert (await client.post("/fleet/scale", json={"replicas": None, "role": "both"})).status_code == 200
     assert head.wanted is None
+
+
+async def test_whoever_changes_the_number_is_told_the_new_one(tmp_path: Path) -> None:
+    """By a real head, which decides an instant later."""
+    settings = ("serve.engine=emulated", "model.name=llama-3.1-8b", "cluster.gpu=h100-sxm", "fleet.replicas={min=1, max=2}")
+    async with in_process(tmp_path / "log", *settings) as (real, _):
+        app = create_app(real, Config())
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://squall") as client:
+            for asked, target in ((2, 2), (1, 1), (7, 2)):
+                role = (await client.post("/fleet/scale", json={"replicas": asked})).json()["roles"][0]
+                assert (role["manual"], role["target"]) == (asked, target)
 
 
 @pytest.mark.parametrize(
