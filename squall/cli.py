@@ -176,6 +176,10 @@ def scale(
     """Show a running fleet, or say how many replicas it should have."""
     from squall.live.admin import fleet_of, lines_of
 
+    if replicas is not None and auto:
+        raise ConfigError("a number of replicas and --auto contradict each other; give one of them")
+    if role is not None and replicas is None and not auto:
+        raise ConfigError("--role alone changes nothing; give a number of replicas, or --auto")
     change = {"replicas": replicas, "role": role} if replicas is not None or auto else None
     for line in lines_of(fleet_of(url, api_key, change)):
         _say(line)

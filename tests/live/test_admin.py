@@ -103,6 +103,20 @@ def test_what_is_no_status(service: Service) -> None:
         fleet_of(service.url, None)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["3", "--auto"], "a number of replicas and --auto contradict each other; give one of them"),
+        (["--role", "decode"], "--role alone changes nothing; give a number of replicas, or --auto"),
+    ],
+)
+def test_words_that_make_no_sense_together_are_refused(service: Service, words: list[str], message: str) -> None:
+    run = CliRunner().invoke(app, ["scale", *words, "--url", service.url])
+    assert isinstance(run.exception, ConfigError)
+    assert str(run.exception) == message
+    assert service.asked == []
+
+
 def test_the_command(service: Service) -> None:
     run = CliRunner().invoke(app, ["scale", "3", "--url", service.url])
     assert (run.exit_code, run.stdout.splitlines()) == (0, LINES)

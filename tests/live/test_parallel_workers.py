@@ -93,5 +93,7 @@ async def test_a_rank_may_be_killed_while_shards_move_and_the_others_go_on_from_
 
 def test_a_degree_that_does_not_fit_is_refused_before_anything_starts(model: Path) -> None:
     config = configuration.load(None, (f"model.name={model}", "replica.tp=3"))
-    with pytest.raises(ConfigError, match=r"replica.tp is 3; .* has 4 attention heads and 2 KV heads, .*; use 1, 2, 4$"):
+    with pytest.raises(
+        ConfigError, match=r"replica.tp is 3, but .* has 4 heads, 2 KV heads and \d+ MLP columns, which divide by 1, 2, 4: use"
+    ):
         refuse_uneven(config, served_model(config))

@@ -48,5 +48,6 @@ class FleetService:
         if name is None and len(known) == 1:
             name = known[0]
         if name not in known:
-            raise wrong("role", f"one of {', '.join(known)}", name)
+            only = f"{known[0]!r}, the only role of this fleet, or none"
+            raise wrong("role", f"one of {', '.join(known)}" if len(known) > 1 else only, name)
         return Role(name)

@@ -58,14 +58,11 @@ def emulated_plan(config: Config, model: ServedModel) -> FleetPlan:
 
 
 def refuse_uneven(config: Config, model: ServedModel) -> None:
-    """Raises ConfigError where the built-in engine cannot deal a replica out over replica.tp ranks, before any is started."""
-    tp, heads, kv_heads = config.replica.tp, model.spec.num_heads, model.spec.num_kv_heads
-    if heads % tp or (kv_heads % tp and tp % kv_heads):
-        fits = [size for size in range(1, 65) if heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)]
-        raise ConfigError(
-            f"replica.tp is {tp}; {config.model.name} has {heads} attention heads and {kv_heads} KV heads, which cannot be "
-            f"dealt out so; use {', '.join(map(str, fits))}"
-        )
+    """Raises ConfigError where the built-in engine cannot deal a replica out over replica.tp ranks, before any is started.
+
+    It does what engines on GPUs do: whole heads and columns of the MLP; KV heads may be copied.
+    """
+    model.spec.check_tp(config.replica.tp)
 
 
 def _torch(config: Config, model: ServedModel, gpu: Gpu) -> Callable[[], Engine]:

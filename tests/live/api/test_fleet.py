@@ -56,7 +56,7 @@ async def test_whoever_changes_the_number_is_told_the_new_one(tmp_path: Path) ->
         ({"replicas": "three"}, "replicas: expected a number from 0 to 100000, or null, got 'three'"),
         ({"replicas": True}, "replicas: expected a number"),
         ({"replicas": -1}, "replicas: expected a number"),
-        ({"replicas": 2, "role": "decode"}, "role: expected one of both, got 'decode'"),
+        ({"replicas": 2, "role": "decode"}, "role: expected 'both', the only role of this fleet, or none, got 'decode'"),
     ],
 )
 async def test_nonsense_changes_nothing(client: httpx.AsyncClient, head: Any, body: Any, complaint: str) -> None:
