@@ -38,6 +38,8 @@ class Rows(Protocol):
 
 def open_rows(path: Path) -> Rows:
     """Opens a file of any of the three kinds, told from its content. Raises TraceError."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise TraceError(f"{path}: is a pipe or a device, which gives its content once at most; write it to a file first")
     try:
         with path.open("rb") as file:
             if file.read(4) == b"PAR1":

@@ -48,6 +48,8 @@ class _Window(Struct, frozen=True):
 
 def is_client(path: Path) -> bool:
     """Whether a file looks like a client's rates."""
+    if not path.is_file():
+        return False
     try:
         with path.open(encoding="utf-8-sig") as file:
             fields = file.readline(1000).strip().split(",")

@@ -1,5 +1,6 @@
 import csv
 import json
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import polars
 import pytest
 
 from squall.errors import TraceError
+from squall.workload.build import build
+from squall.workload.spec import TraceWorkload
 from squall.workload.traces import read_trace
 
 SECOND = 1_000_000_000
@@ -128,6 +131,13 @@ def test_binary_and_missing_files_say_so(tmp_path: Path) -> None:
         read_trace(tmp_path / "none.csv")
     with pytest.raises(TraceError, match="is a folder; give a file in it"):
         read_trace(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "trace.csv")
+    with pytest.raises(TraceError, match="is a pipe or a device, which gives its content once at most; write it to a file first"):
+        build(TraceWorkload("trace.csv"), 0, tmp_path)
 
 
 AIBRIX = "timestamp_ms,prompt_tokens,output_tokens\n"
