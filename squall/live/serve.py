@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 
@@ -197,6 +197,7 @@ async def _serve(
     import uvicorn  # only now: the workers are starting meanwhile
 
     from squall.live.api.app import create_app
+    from squall.live.api.connections import Connections, room_for_clients
     from squall.live.head import Head
 
     log = None
@@ -207,6 +208,7 @@ async def _serve(
         launcher.watch = head
     settings = uvicorn.Config(
         create_app(head, config),
+        http=cast(Any, Connections(room_for_clients(), say)),  # called as the class of a protocol would be
         log_level="warning",
         lifespan="off",
         access_log=False,

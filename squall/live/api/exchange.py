@@ -16,6 +16,9 @@ from starlette.types import Receive, Scope, Send
 from squall.live.api.errors import ClientGone, invalid
 
 JSON = (b"content-type", b"application/json")
+BODY_S = 60.0
+"""How long a client may take to send its body."""
+
 EVENTS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -49,14 +52,21 @@ class Exchange:
         """The body, as a JSON object.
 
         Raises:
-            Refusal: 400, 413 or 415.
+            Refusal: 400, 408, 413 or 415.
             ClientGone: before all of it came.
         """
         media = self.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if media != "application/json" and not media.endswith("+json"):
             raise invalid(f"Content-Type: expected application/json, got {media[:60]!r}", status=415)
         try:
-            body = msgspec.json.decode(await self.body())
+            async with asyncio.timeout(BODY_S):
+                raw = await self.body()
+        except TimeoutError:
+            raise invalid(
+                f"the body did not come within {BODY_S:g} s", status=408, headers=((b"connection", b"close"),)
+            ) from None
+        try:
+            body = msgspec.json.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
         except RecursionError:
