@@ -178,6 +178,8 @@ class Estate:
     def _read(self) -> _Estate | None:
         """None where nobody left anything that can be read, or the machine was started anew since."""
         try:
+            if not self._path.is_file():  # a pipe would be waited for
+                return None
             found = msgspec.json.decode(self._path.read_bytes(), type=_Estate)
         except (OSError, msgspec.DecodeError):
             return None
@@ -195,7 +197,7 @@ def _survivor(left: Left) -> Survivor | None:
     """None where it has ended. Held first and looked at then, as its number may be given to another one at any time."""
     try:
         survivor = Survivor(left)
-    except OSError:
+    except (OSError, OverflowError):
         return None
     return survivor if _started(left.pid) == left.started else None
 

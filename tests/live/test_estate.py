@@ -90,6 +90,22 @@ def test_a_file_that_cannot_be_read_is_as_none(tmp_path: Path, content: bytes) -
         assert held.survivors == []
 
 
+@pytest.mark.parametrize("pid", [-1, 0, 2**31, 2**70])
+def test_numbers_that_no_process_has_are_nobody(tmp_path: Path, sleeper: subprocess.Popen[bytes], pid: int) -> None:
+    died(tmp_path, sleeper)
+    tree = msgspec.json.decode((tmp_path / FILE).read_bytes())
+    text = msgspec.json.encode(tree).replace(f'"pid":{sleeper.pid}'.encode(), f'"pid":{pid}'.encode())
+    (tmp_path / FILE).write_bytes(text)
+    with estate(tmp_path) as held:
+        assert held.survivors == []
+
+
+def test_a_pipe_in_place_of_the_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / FILE)
+    with estate(tmp_path) as held:
+        assert held.survivors == []
+
+
 def test_a_head_that_took_nobody_over_leaves_the_file_to_the_next(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
     died(tmp_path, sleeper)
     with estate(tmp_path):
