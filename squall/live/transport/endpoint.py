@@ -23,6 +23,9 @@ PATIENCE_S = 5.0
 """After how long a peer of which nothing is heard counts as lost."""
 
 MAX_PEERS = 256
+MAX_STRANGERS = 64
+"""Connections that have not proved yet that they know the token. Whoever takes longest over it makes room for the next."""
+
 _SIGN_OF_LIFE = 0.1
 """The part of the patience after which we say that what a peer waits for is still to come."""
 
@@ -76,6 +79,7 @@ class Endpoint:
         self._regions: dict[str, Region] = {}
         self._nixl = NixlAgent(node, patience_s) if nixl else None
         self._connections: set[socket.socket] = set()
+        self._strangers: dict[socket.socket, None] = {}  # in the order in which they came
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._listeners: list[socket.socket] = []
@@ -114,7 +118,7 @@ class Endpoint:
     def close(self) -> None:
         with self._lock:
             self._closed.set()
-            connections = [*self._connections, *self._listeners]
+            connections = [*self._connections, *self._strangers, *self._listeners]
             self._regions.clear()
         for sock in connections:
             with contextlib.suppress(OSError):
@@ -159,11 +163,19 @@ class Endpoint:
                 with self._lock:
                     welcome = not self._closed.is_set() and len(self._connections) < MAX_PEERS
                     if welcome:
-                        self._connections.add(sock)
+                        self._make_room()
+                        self._strangers[sock] = None
                 if welcome:
                     threading.Thread(target=self._serve, args=(sock,), name="transport-peer", daemon=True).start()
                 else:
                     sock.close()
+
+    def _make_room(self) -> None:
+        while len(self._strangers) >= MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            with contextlib.suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
 
     # -- a connection
 
@@ -172,6 +184,9 @@ class Endpoint:
             sock.settimeout(self._patience_s)
             tune(sock)
             peer = _Peer(sock, self._greet(sock))
+            with self._lock:
+                self._strangers.pop(sock, None)
+                self._connections.add(sock)
             sock.settimeout(None)  # a peer may be silent for as long as it likes
             while not self._closed.is_set():
                 self._answer(peer, frames.receive(sock))
@@ -183,6 +198,7 @@ class Endpoint:
             _log.debug("a peer of %s is gone: %s", self.node, error)
         finally:
             with self._lock:
+                self._strangers.pop(sock, None)
                 self._connections.discard(sock)
             sock.close()
 

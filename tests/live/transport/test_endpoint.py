@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from squall.errors import ConfigError, PeerLost, PeerRefused
+from squall.live.transport.endpoint import MAX_PEERS
 from squall.live.transport.frames import VERSION, Challenge, receive
 from squall.live.transport.interface import Link
 from squall.live.transport.memory import SharedMemory
@@ -130,6 +131,19 @@ def test_a_length_that_nobody_can_mean_is_refused_unread(node: Node) -> None:
         receive(sock)
         sock.sendall(b"SQ" + bytes([VERSION, 0]) + (2**60).to_bytes(8, "big"))
         assert has_ended(sock)
+
+
+def test_strangers_who_say_nothing_keep_no_peer_out(node: Node) -> None:
+    server = node("server", [pool()], patience_s=60.0)
+    with contextlib.ExitStack() as held:
+        first = held.enter_context(raw(server.addresses[-1]))
+        assert isinstance(receive(first), Challenge)
+        others = [held.enter_context(raw(server.addresses[-1])) for _ in range(MAX_PEERS)]
+        link = node("client").connect(server.addresses[-1])
+        link.open("pool")
+        link.close()
+        assert has_ended(first)
+        assert isinstance(receive(others[-1]), Challenge)
 
 
 def test_another_version_is_said_on_both_sides(node: Node, caplog: pytest.LogCaptureFixture) -> None:
