@@ -113,7 +113,7 @@ def _jumping(seed: int) -> list[OfferedRequest]:
 
 
 class Hour(Struct):
-    """An hour of Azure's code traffic, ten times as dense."""
+    """An hour of Azure's code traffic, ten times as dense; `cpu_s` of the thread that simulates."""
 
     requests: int
     completed: int
@@ -132,9 +132,9 @@ def hour(nodes: int, factor: float, seconds: float | None) -> Hour:
         requests = [request for request in requests if request.arrived_at < seconds * 1e9]
     config = pair.elastic(Auto(live=True))
     _ = pair.stands_on  # prices and pools are made before
-    began = time.process_time()
+    began = time.thread_time()
     record = pair.play(config, requests)
-    took = time.process_time() - began
+    took = time.thread_time() - began
     done = sum(row.outcome is Outcome.COMPLETED for row in record.requests)
     share = record.gpu_nanos / (record.ended_at * pair.num_slots)
     return Hour(len(requests), done, took, record.num_events, record.num_steps, record.scale_ups, share)
