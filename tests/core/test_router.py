@@ -306,12 +306,13 @@ def test_a_request_that_loses_more_replicas_than_it_may_is_given_up() -> None:
 
 def test_a_draining_service_finishes_what_it_has_and_takes_nothing_new() -> None:
     r = router(Pull(max_outstanding=1), replicas=1)
-    arrive(r, 0, 1)
+    arrive(r, 0, 1, 2)
     assert r.handle(DrainWanted(), 1) == []
-    assert told(arrive(r, 2)) == [(2, Rejection.DRAINING)]
-    assert r.handle(ReplicaDown(0, lost=False), 1) == []  # still needed for request 1
+    assert told(arrive(r, 3)) == [(3, Rejection.DRAINING)]
+    assert r.handle(ReplicaDown(0, lost=False), 1) == []  # still needed for requests 1 and 2
     assert r.handle(Progressed(0, (0,), (0,)), 2) == [sent(0, 1)]
-    assert r.handle(Progressed(0, (1,), (1,)), 3) == [Send(CONTROLLER, Emptied(0))]
+    assert r.handle(Progressed(0, (1,), (1,)), 3) == [sent(0, 2)]
+    assert r.handle(Progressed(0, (2,), (2,)), 4) == [Send(CONTROLLER, Emptied(0))]
 
 
 def test_a_draining_service_without_replicas_sends_its_queue_away() -> None:
