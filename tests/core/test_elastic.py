@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from squall.core.actions import AnyAction, Decided, LoadWeights, Reply, Send, StartReplica, StopReplica, WarmReplica
 from squall.core.controller import Controller
+from squall.core.damping import bounded
 from squall.core.demand import Demand
 from squall.core.events import (
     AnyEvent,
@@ -224,6 +225,25 @@ def test_more_than_there_are_slots_is_not_waited_for() -> None:
     subject = Subject(1, most=20)
     assert subject.turn(20)[0] == Decided(BOTH, 1, 8, "turned; there is no place for 12 more")
     assert subject.sleep(10) == []
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), st.integers(0, 40)), min_size=2, max_size=2),
+    st.integers(0, 90),
+)
+def test_above_the_budget_a_role_gives_up_one_at_a_time_whoever_is_furthest_above_its_minimum(
+    sizes: list[tuple[int, int, int]], num_slots: int
+) -> None:
+    bounds = {role: Bounds(low, low + more, low) for role, (low, more, _) in zip((Role.PREFILL, Role.DECODE), sizes, strict=True)}
+    states = Controller(FleetPlan(bounds, Slots(num_slots, 1)), Dial(None)).states
+    wanted = {role: low + min(extra, more) for role, (low, more, extra) in zip(bounds, sizes, strict=True)}
+    expected = {role: max(count, 1) if any(wanted.values()) and bounds[role].maximum else count for role, count in wanted.items()}
+    while sum(expected.values()) > num_slots:
+        above = max(expected, key=lambda role: (expected[role] - bounds[role].minimum, expected[role]))
+        if not expected[above]:
+            break
+        expected[above] -= 1
+    assert bounded(states, wanted, num_slots)[0] == expected
 
 
 def test_somebody_may_say_how_many_and_the_policy_takes_over_again() -> None:
