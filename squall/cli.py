@@ -20,6 +20,7 @@ import typer
 
 import squall
 from squall.errors import ConfigError, ModelError, SquallError
+from squall.extras import INSTALL, missing
 from squall.options import ConfigFile, finite, option
 from squall.search.cli import search
 from squall.twin.profiling.command import profiles
@@ -30,12 +31,6 @@ if TYPE_CHECKING:
     from squall.config import Config
     from squall.perf.composed import Composed
     from squall.report.summary import Summary
-
-SERVE_EXTRA = {
-    "torch", "starlette", "uvicorn", "httptools", "uvloop", "grpc", "grpc_health", "google", "safetensors", "tokenizers",
-    "jinja2", "prometheus_client", "gguf",
-}  # fmt: skip
-"""What `squall[serve]` brings, by the name that an import fails with."""
 
 WRONG_USAGE: Any = typer.BadParameter.__mro__[1]
 """What a command line raises that cannot be understood; typer shows this class under no name of its own."""
@@ -79,9 +74,9 @@ def main() -> None:
     except OSError as error:  # a full disk, a folder that may not be written, a name that is too long
         _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part is not None))
     except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] not in SERVE_EXTRA:
+        if missing(error) is None:
             raise
-        _fail(f"this command needs {error.name}, which is not installed: pip install 'squall[serve]'")
+        _fail(f"this command needs {error.name}, which is not installed: {INSTALL}")
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -4,6 +4,7 @@ The check of the model runs a forward pass and compares with logits that were st
 to agree with `transformers`.
 """
 
+import importlib.util
 import json
 import os
 import resource
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from squall.errors import ModelError, SquallError, TransferFailed
+from squall.extras import INSTALL, missing
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -44,9 +46,15 @@ class Finding(Struct, frozen=True):
 
 def examine() -> Iterator[Finding]:
     """All checks, one after the other, as they are done. A check that breaks is itself a finding."""
+    if importlib.util.find_spec("torch") is None:
+        yield Finding("installation", "fail", "it simulates and replays, and cannot serve: torch is not there", INSTALL)
+        return
     for check in (_device, _collectives, _rdma, _peer_access, _transport, _shared_memory, _open_files, _container, _model):
         try:
             yield from check()
+        except ModuleNotFoundError as error:
+            fix = "report this" if missing(error) is None else INSTALL
+            yield Finding(check.__name__.strip("_").replace("_", " "), "fail", f"{error.name} is not installed", fix)
         except Exception as error:
             yield Finding(check.__name__.strip("_").replace("_", " "), "fail", f"{type(error).__name__}: {error}", "report this")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from squall.config import Config
 from squall.core.swap import host_blocks_of
 from squall.errors import ConfigError
+from squall.extras import INSTALL
 from squall.live.served import ServedModel
 
 AMD_DRIVER = Path("/dev/kfd")
@@ -40,7 +41,7 @@ def refuse_unfit(config: Config, model: ServedModel) -> None:
     """Raises ConfigError, naming the key and what would do. Workers of the built-in engine, on this machine."""
     device = config.serve.device
     if importlib.util.find_spec("torch") is None:
-        raise ConfigError("the built-in engine needs torch, which is not installed: pip install 'squall[serve]'")
+        raise ConfigError(f"the built-in engine needs torch, which is not installed: {INSTALL}")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise ConfigError(f"serve.device is {device!r}; use 'cpu' or 'cuda'")
     if device != "cpu":

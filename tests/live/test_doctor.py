@@ -71,6 +71,15 @@ def test_cards_for_rdma_are_found_and_a_memory_limit_is_in_their_way(tmp_path: P
     assert find("container").said.startswith("0.5 cores may be used")
 
 
+def test_a_package_that_is_missing_is_a_finding_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking() -> tuple[int, int]:
+        raise ModuleNotFoundError("No module named 'xxhash'", name="xxhash")
+
+    monkeypatch.setattr(doctor, "_open_files", lacking)
+    [found] = [finding for finding in examine() if finding.verdict == "fail"]
+    assert found.line().endswith("xxhash is not installed; pip install 'squall[serve]'")
+
+
 def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> tuple[int, int]:
         raise RuntimeError("no such thing")
