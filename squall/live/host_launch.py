@@ -87,6 +87,11 @@ class HostsLauncher:
 
     def prepare(self, replicas: Iterable[ReplicaId]) -> None:
         """Start the agents of these hosts; their processes come up as soon as the agents are heard."""
+        far = next((host.machine.hostname for host in self._hosts.values() if not _is_here(host.machine.reached_at)), None)
+        if far is not None and _is_here(self.address.rpartition(":")[0]):
+            self._say(
+                f"{far} cannot dial {self.address}: set launcher.listen or launcher.advertise to what it calls this machine"
+            )
         for replica in replicas:
             self._at[replica].wanted.append(replica)
         for host in self._hosts.values():
@@ -361,6 +366,11 @@ def places_of(machine: Machine, at: int, per_host: int, gpus: int) -> list[Place
         mine = slice(slot * gpus, (slot + 1) * gpus)
         places.append(Place(at * per_host + slot, machine.reached_at, machine.nics[mine], machine.devices[mine]))
     return places
+
+
+def _is_here(address: str) -> bool:
+    """It means this machine, whoever asks."""
+    return address.startswith("127.") or address in ("localhost", "::1", "[::1]")
 
 
 def _listen(listen: str) -> socket.socket:

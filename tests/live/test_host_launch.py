@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -120,6 +121,34 @@ async def test_over_ssh_workers_come_up_where_they_belong_and_end_with_the_head(
         assert any(line.startswith("replica 1 is lost") for line in fleet.said)
         assert agents_of(fleet.launcher).keys() >= {"alpha"}
     assert not agents_of(fleet.launcher)
+
+
+@pytest.mark.parametrize(
+    ("listen", "address", "said"),
+    [
+        (
+            "127.0.0.1:0",
+            "10.0.0.9",
+            r"alpha cannot dial 127.0.0.1:\d+: set launcher.listen or launcher.advertise to what it calls",
+        ),
+        ("[::1]:0", "10.0.0.9", r"alpha cannot dial \[::1\]:\d+: set launcher.listen"),
+        ("127.0.0.1:0", "127.0.0.2", None),
+    ],
+)
+def test_an_address_that_only_we_can_dial_is_told_of(listen: str, address: str, said: str | None) -> None:
+    hosts = (
+        f'launcher.hosts=[{{hostname="alpha", address="{address}"}}]',
+        f'launcher.listen="{listen}"',
+        "launcher.launch=print",
+    )
+    config = configuration.load(None, ("launcher.kind=hosts", *hosts))
+    heard: list[str] = []
+    launcher = HostsLauncher(config.launcher, "", 1, shared=False, say=heard.append)
+    launcher.prepare([0])
+    launcher.kill_all()
+    assert heard[-1].startswith("on alpha: SQUALL_TOKEN=")
+    assert len(heard) == (1 if said is None else 2)
+    assert said is None or re.match(said, heard[0])
 
 
 async def test_who_has_to_start_an_agent_is_reminded(monkeypatch: pytest.MonkeyPatch) -> None:
