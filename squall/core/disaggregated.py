@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from squall.core.actions import AnyAction
 from squall.core.demand import Demand
-from squall.core.events import AnyEvent, Progressed, Rejection, ReplicaDown, ReplicaUp, RoleChanged
+from squall.core.events import AnyEvent, Rejection, ReplicaDown, ReplicaUp, RoleChanged
 from squall.core.finish_rate import UNKNOWN_WAIT_S
 from squall.core.fleet_view import RoutePolicy
 from squall.core.handoff_queue import HandoffQueue
@@ -56,19 +56,17 @@ class DisaggregatedRouter(HandoffRouter):
         return self._handoffs.demand if role is Role.DECODE else self._demand
 
     def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
-        if type(event) is Progressed:
-            return self._progressed(event, now)
-        match event:
-            case RoleChanged(replica, role):
-                backend = self._backends.get(replica)
-                return [] if backend is None else [*self._change_role(backend, role), *self._fleet_changed()]
-            case ReplicaUp():
-                backend = self._backends.get(event.replica)
-                changed = [] if backend is None else self._change_role(backend, event.role)
-                return changed + super().handle(event, now)
+        if type(event) is RoleChanged:
+            backend = self._backends.get(event.replica)
+            return [] if backend is None else [*self._change_role(backend, event.role), *self._fleet_changed()]
         return super().handle(event, now)
 
     # -- replicas come and go
+
+    def _replica_up(self, event: ReplicaUp) -> list[AnyAction]:
+        backend = self._backends.get(event.replica)
+        changed = [] if backend is None else self._change_role(backend, event.role)
+        return changed + super()._replica_up(event)
 
     def _place(self, role: Role) -> tuple[Demand, Ranked | Chosen]:
         return (self._handoffs.demand, self._handoffs.index) if role is Role.DECODE else (self._demand, self._index)

@@ -78,13 +78,16 @@ class HandoffRouter(Router):
         self._owed: dict[ReplicaId, set[ReplicaId]] = {}  # who may wait for a word of whom about KV that is of no use any more
 
     def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
-        if type(event) is Adopted:
-            return self._adopted(event.replica, event.request)
+        if type(event) is Progressed:  # nearly all events are of these three
+            return self._progressed(event, now)
         if type(event) is Arrived:
             return self._arrived(event.request, now)
+        if type(event) is Adopted:
+            return self._adopted(event.replica, event.request)
+        return self._handle_rarer(event, now)
+
+    def _handle_rarer(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
         match event:
-            case Progressed():
-                return self._progressed(event, now)
             case HandoffFailed():
                 return self._handoff_failed(event, now)
             case NotHeld(replica, request):
