@@ -45,6 +45,9 @@ SETTINGS = (
     "slo.ttft_s=2.0",
     "slo.tbt_s=0.25",
 )
+ALIKE = 1.5
+"""Times between tokens of both runs are within this factor of each other, unless the machine had other work in one of them."""
+
 LOADS = (2.0, 1.5, 1.0, 0.75, 0.5, 0.35, 0.25)
 """How bursty minutes differ: times the rate of `_bursts`."""
 
@@ -140,6 +143,17 @@ def _address(process: subprocess.Popen[bytes], log: Path) -> tuple[str, int]:
     raise SquallError(f"the server did not come up; it last said {said[-1]!r}, the rest is in {log}")
 
 
+def other_work(live: Summary, simulated: Summary) -> str | None:
+    """What to make of two runs that are far apart; None where they are not."""
+    if live.tbt_s is None or simulated.tbt_s is None or not min(live.tbt_s.p50, simulated.tbt_s.p50):
+        return None
+    times = simulated.tbt_s.p50 / live.tbt_s.p50
+    if 1 / ALIKE <= times <= ALIKE:
+        return None
+    when, factor = ("profiled", times) if times > 1 else ("served", 1 / times)
+    return f"this machine was {factor:.1f} times as slow while it was {when}: it has other work to do; try again when it has none"
+
+
 def _show(live_and_simulated: list[Summary], place: Path, say: Say) -> None:
     from rich.console import Console
 
@@ -147,6 +161,9 @@ def _show(live_and_simulated: list[Summary], place: Path, say: Say) -> None:
     say("")
     Console().print(table(["measured", "simulated"], live_and_simulated, metrics))
     say("")
+    if (note := other_work(*live_and_simulated)) is not None:
+        say(note)
+        say("")
     say(f"wrote {place}: live/ and simulated/ (run directories), profile.json, serve/ (event log), demo.toml")
     say(f"next: squall report {place / 'live'}")
     say(f"      squall simulate {place / 'demo.toml'} --set fleet.replicas=4      what would more workers bring?")

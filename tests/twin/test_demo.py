@@ -12,11 +12,15 @@ from pathlib import Path
 import pytest
 
 from squall import config as configuration
+from squall.config import Slo
+from squall.core.metrics import Gaps, RunRecord
+from squall.core.types import SECOND
 from squall.errors import ModelError, SquallError
 from squall.live.models import find
 from squall.report.compare import warnings
 from squall.report.run import read_run
-from squall.twin.demo import demo, serving
+from squall.report.summary import Summary, summarise
+from squall.twin.demo import demo, other_work, serving
 
 
 @pytest.fixture
@@ -39,6 +43,19 @@ def eventually(happens: Callable[[], bool]) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+def of_tbt(seconds: float) -> Summary:
+    gaps = Gaps()
+    gaps.add(round(seconds * SECOND), 10)
+    return summarise(RunRecord("real", [], gaps, SECOND), Slo(), None)
+
+
+def test_a_machine_that_had_other_work_is_told_of() -> None:
+    assert other_work(of_tbt(0.02), of_tbt(0.025)) is None
+    slow = "this machine was 12.0 times as slow while it was {}: it has other work to do; try again when it has none"
+    assert other_work(of_tbt(0.02), of_tbt(0.24)) == slow.format("profiled")
+    assert other_work(of_tbt(0.24), of_tbt(0.02)) == slow.format("served")
 
 
 def test_what_is_served_ends_with_the_block(emulated: Path, tmp_path: Path) -> None:
