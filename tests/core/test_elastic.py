@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from squall.core.actions import AnyAction, Decided, LoadWeights, Reply, Send, StartReplica, StopReplica, WarmReplica
 from squall.core.controller import Controller
-from squall.core.damping import bounded
+from squall.core.damping import bounded, lowered
 from squall.core.demand import Demand
 from squall.core.events import (
     AnyEvent,
@@ -137,6 +137,38 @@ def test_downwards_only_to_what_was_wanted_at_most_over_the_window() -> None:
     subject.turn(1)
     assert subject.sleep(18.9) == []
     assert subject.sleep(1)[:2] == [Decided(BOTH, 4, 3, "turned"), down(3)]
+
+
+def test_downwards_once_a_window() -> None:
+    subject = Subject(5)
+    subject.up(0, 1, 2, 3, 4)
+    subject.sleep(40)
+    subject.turn(4)
+    subject.sleep(15)
+    subject.turn(1)
+    assert subject.sleep(16)[0] == Decided(BOTH, 5, 4, "turned")
+    assert not any(isinstance(action, Decided) for action in subject.sleep(28))  # though one was enough over the latest thirty
+    assert subject.sleep(2)[0] == Decided(BOTH, 4, 1, "turned")
+
+
+class Fullness(Struct):
+    """One more where over 80 % of the KV blocks are promised."""
+
+    def __call__(self, view: ScaleView) -> Wanted:
+        seen = view.roles[BOTH]
+        full = seen.num_promised_tokens / (seen.num_blocks * seen.block_size)
+        return Wanted({BOTH: seen.num_ready + (full > 0.8)}, f"{full:.0%}")
+
+
+def test_whoever_is_left_has_blocks_of_its_own_only() -> None:
+    """field issue 2: 1,920 tokens fill 60 % of two pools of 1,600, and would fill 120 % of one."""
+    subject = Subject(2)
+    subject.up(0, 1)
+    subject.counts.both.num_promised_tokens = 1920
+    state = subject.controller.states[BOTH]
+    assert lowered(Fullness(), subject.controller, state, 1) == 2
+    subject.counts.both.num_promised_tokens = 1200
+    assert lowered(Fullness(), subject.controller, state, 1) == 1
 
 
 def test_no_opinion_keeps_the_target() -> None:

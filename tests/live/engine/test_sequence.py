@@ -108,13 +108,14 @@ def test_logprobs_carry_text_and_bytes_of_each_token() -> None:
     assert state_of().accept(65).logprob is None
 
 
-@pytest.mark.parametrize("cut", range(13))
-def test_a_continued_sequence_goes_on_as_if_nothing_had_happened(cut: int) -> None:
-    text = "a€ STUSTOP no"
-    whole = say(state_of(stop=("STOP",)), text)
-    said = tuple(out.token for out in whole[:cut])
-    if cut < len(whole):
-        assert say(state_of(stop=("STOP",), output=said), text.encode()[cut:]) == whole[cut:]
+@pytest.mark.parametrize(("text", "min_tokens"), [("a€ STUSTOP no", 0), ("STOP STUSTOP no", 6)])
+def test_a_continued_sequence_goes_on_as_if_nothing_had_happened(text: str, min_tokens: int) -> None:
+    whole = say(state_of(stop=("STOP",), min_tokens=min_tokens), text)
+    assert whole[-1].finish == "stop"
+    for cut in range(len(whole)):
+        said = tuple(out.token for out in whole[:cut])
+        state = state_of(stop=("STOP",), min_tokens=min_tokens, output=said)
+        assert say(state, text.encode()[cut:]) == whole[cut:]
 
 
 @given(
