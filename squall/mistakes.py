@@ -15,7 +15,7 @@ from msgspec import Struct
 MOST_SECONDS: Final = 9_000_000_000
 """Instants are nanoseconds in 64 bits; what is later than that cannot be told."""
 
-MOST: Final = 1_000_000_000_000
+MOST: Final = 1_000_000_000_000_000
 LEAST: Final = 1e-9
 """Nobody counts farther, nor halves so often: what is computed of larger and smaller numbers overflows in the end."""
 

@@ -137,7 +137,7 @@ def test_a_mistake_is_one_line_that_names_the_file_the_key_and_the_fix(tmp_path:
         ("slo.ttft_s=1e300", "slo.ttft_s = 1e+300: expected at most 9000000000 seconds"),
         ("startup.process_s=9000000001", "expected at most 9000000000 seconds"),
         ("faults=[{at_s=1e10, kind='node', which=0}]", "faults.at_s = 10000000000.0: expected at most 9000000000 seconds"),
-        ("cluster.nic_gbps=1e300", "cluster.nic_gbps = 1e+300: expected at most 1000000000000"),
+        ("cluster.nic_gbps=1e300", "cluster.nic_gbps = 1e+300: expected at most 1000000000000000"),
         ("cluster.nodes=1000000000000", "cluster.nodes = 1000000000000: expected `int` <= 100000"),
         ("cluster.gpus_per_node=1000000000000", "cluster.gpus_per_node = 1000000000000: expected `int` <= 1024"),
         ("cluster.nic_gbps=1e-10", "cluster.nic_gbps = 1e-10: expected 0, or at least 0.000000001"),
