@@ -94,8 +94,8 @@ class Latency(Struct, frozen=True, forbid_unknown_fields=True):
     kind: Literal["auto", "roofline", "profile", "measured", "forest"] = "auto"
     path: str | None = None
     engine: Literal["vllm", "sglang", "trtllm"] = "vllm"  # whose kernels, where the installed tables are asked
-    overhead_s: Annotated[float, Meta(ge=0)] | None = None  # a step, over the GPU's own time; None: the source's
-    launch_s: Annotated[float, Meta(ge=0)] = 0.0  # of the CPU for a kernel, in engines that capture no graphs
+    overhead_s: Annotated[float, Meta(ge=0, le=60)] | None = None  # a step, over the GPU's own time; None: the source's
+    launch_s: Annotated[float, Meta(ge=0, le=60)] = 0.0  # of the CPU for a kernel, in engines that capture no graphs
     sequence_parallel: bool = False  # norms are shared too: reduce-scatter and all-gather instead of all-reduce
     overlap_send: bool = False  # a pipeline stage hands on while it computes the next batch
     speculation: Speculation | None = None

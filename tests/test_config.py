@@ -141,6 +141,8 @@ def test_a_mistake_is_one_line_that_names_the_file_the_key_and_the_fix(tmp_path:
         ("cluster.nodes=1000000000000", "cluster.nodes = 1000000000000: expected `int` <= 100000"),
         ("cluster.gpus_per_node=1000000000000", "cluster.gpus_per_node = 1000000000000: expected `int` <= 1024"),
         ("cluster.nic_gbps=1e-10", "cluster.nic_gbps = 1e-10: expected 0, or at least 0.000000001"),
+        ("latency.overhead_s=61", "latency.overhead_s = 61: expected `float` <= 60"),
+        ("latency.launch_s=1e9", "latency.launch_s = 1000000000.0: expected `float` <= 60"),
         ("run.seed=9223372036854775808", "run.seed is larger than any number of 64 bits"),
         ("fleet.up_interval_s=1e-6", "fleet.up_interval_s = 1e-06: expected `float` >= 0.001"),
         (
