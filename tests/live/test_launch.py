@@ -13,16 +13,20 @@ from typing import Any
 import pytest
 
 from squall import config as configuration
+from squall.live.estate import FILE, Estate
 from squall.live.launch import LocalLauncher
+
+
+def config_file(folder: Path) -> Path:
+    settings = ("serve.engine=emulated", "model.name=llama-3.1-8b", "cluster.gpu=h100-sxm", "serve.event_log=false")
+    path = folder / "config.toml"
+    path.write_text(configuration.dumps(configuration.load(None, settings)), encoding="utf-8")
+    return path
 
 
 @pytest.mark.parametrize("by", ["stop", "kill", "start of the next one"])
 async def test_what_a_process_had_open_is_closed_though_nobody_waits_for_its_end_any_more(by: str, tmp_path: Path) -> None:
-    config = configuration.load(
-        None, ("serve.engine=emulated", "model.name=llama-3.1-8b", "cluster.gpu=h100-sxm", "serve.event_log=false")
-    )
-    (tmp_path / "config.toml").write_text(configuration.dumps(config), encoding="utf-8")
-    launcher = LocalLauncher(tmp_path / "config.toml", tmp_path, [(0,)])
+    launcher = LocalLauncher(config_file(tmp_path), tmp_path, [(0,)])
     address = await launcher.start(0)
     process = launcher._workers[(0,)].process
     if by == "start of the next one":
@@ -47,11 +51,7 @@ Start = Callable[[], subprocess.Popen[bytes]]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts a worker as a head does that has a folder for what it leaves."""
-    config = configuration.load(
-        None, ("serve.engine=emulated", "model.name=llama-3.1-8b", "cluster.gpu=h100-sxm", "serve.event_log=false")
-    )
-    (tmp_path / "config.toml").write_text(configuration.dumps(config), encoding="utf-8")
-    command = [sys.executable, "-m", "squall.live.worker", "--config", str(tmp_path / "config.toml"), "--replicas", "0"]
+    command = [sys.executable, "-m", "squall.live.worker", "--config", str(config_file(tmp_path)), "--replicas", "0"]
     with contextlib.ExitStack() as held:
 
         def start() -> subprocess.Popen[bytes]:
@@ -86,3 +86,38 @@ def test_a_worker_whose_head_dies_before_it_listens_ends_without_a_word(start: S
     process.stdin.close()
     assert process.wait(60) == 0
     assert process.stderr.read() == b""
+
+
+async def test_who_stood_ready_is_taken_over_and_replaced_when_its_patience_ends(tmp_path: Path) -> None:
+    state, config = tmp_path / "state", config_file(tmp_path)
+
+    def head() -> tuple[Estate, LocalLauncher]:
+        estate = Estate(state, "a", 1.0, print)
+        return estate, LocalLauncher(config, tmp_path, [(0,), (1,)], warm=1, estate=estate)
+
+    async def until(true: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not true():
+                await asyncio.sleep(0.02)
+
+    held, first = head()
+    await first.start(0)
+    await until(lambda: (state / FILE).read_bytes().count(b'"pid"') == 2)
+    pids = [first.pid(0), first.pid(1)]
+    left = [worker.process for worker in first._workers.values()]
+    os.close(held._lock)  # as the system does when a head dies
+    for process in left:
+        assert process.stdin is not None
+        process.stdin.close()
+
+    held, second = head()
+    with held:
+        second.attend()
+        assert [second.pid(0), second.pid(1)] == pids
+        await until(lambda: second.pid(0) not in pids)
+        await until(lambda: second.warm == [(0,)])
+        await second.close()
+    for process in left:
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
