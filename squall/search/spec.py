@@ -19,10 +19,13 @@ from msgspec import Meta, Struct, field
 from squall.config import Slo
 from squall.core.types import SECOND, Nanos
 from squall.errors import ConfigError
-from squall.mistakes import explain, shown
-from squall.quantities import Amount, Count
+from squall.mistakes import explain, extreme, shown, strange
+from squall.quantities import Amount, Gpus
+from squall.workload.limits import MOST_REQUESTS
 
 METRICS = ("ttft", "tbt", "tpot", "e2e", "queue")
+
+Many = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 Objective = Literal["qps_per_usd", "usd", "gpu_hours", "energy_kwh", "latency"]
 
@@ -88,20 +91,20 @@ class Search(Struct, frozen=True, forbid_unknown_fields=True):
     exclude: tuple[dict[str, Any], ...] = ()
     latency_of: str = "ttft_p90"
     budget_usd_per_hour: Amount | None = None
-    max_gpus_per_replica: Count | None = None
-    max_gpus: Count | None = None
+    max_gpus_per_replica: Gpus | None = None
+    max_gpus: Annotated[int, Meta(ge=1, le=100_000)] | None = None
     available: dict[str, Annotated[int, Meta(ge=0)]] = field(default_factory=dict)
     pricing: Literal["on_demand", "reserved", "spot"] = "on_demand"
     prices: dict[str, Price] = field(default_factory=dict)
-    num_requests: Count = 800
+    num_requests: Annotated[int, Meta(ge=1, le=MOST_REQUESTS)] = 800
     span_s: Amount = 100.0
     warm_up: Annotated[int, Meta(ge=0)] = 80
     tolerance: Annotated[float, Meta(ge=0.001, le=0.5)] = 0.01
-    seeds: Count = 3
-    top: Count = 5
-    round: Count = 32
+    seeds: Annotated[int, Meta(ge=1, le=1000)] = 3
+    top: Many = 5
+    round: Many = 32
     strategy: Literal["exhaustive", "halving", "sampler"] = "exhaustive"
-    trials: Count = 200
+    trials: Many = 200
     uncertainty: Annotated[float, Meta(gt=0, lt=1)] | None = None
     workloads: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -141,14 +144,19 @@ def read_search(where: str, table: Any) -> Search:
     if isinstance(table, Mapping):
         for complaint in _wrong_entries(table):
             raise ConfigError(f"{where}: {complaint}")
+    if (mistake := strange(tree)) is not None:
+        raise ConfigError(f"{where}: {mistake}")
     try:
-        return msgspec.convert(tree, _Tree).search
+        search = msgspec.convert(tree, _Tree).search
     except msgspec.ValidationError as error:
         message = str(error)
         what, _, at = message.partition(" - at `$.")
         if what.startswith(("Invalid", "Object")):  # and not what `Search` itself finds wrong
             raise ConfigError(f"{where}: {explain(message, tree, _Tree)}") from None
         raise ConfigError(f"{where}: {at.rstrip('`')}: {what[0].lower()}{what[1:]}") from None
+    if (mistake := extreme(tree)) is not None:
+        raise ConfigError(f"{where}: {mistake}")
+    return search
 
 
 def _wrong_entries(table: Mapping[str, Any]) -> Iterator[str]:

@@ -63,3 +63,23 @@ def test_mistakes_are_one_line(table: dict[str, object], message: str) -> None:
         read_search("file.toml", table)
     assert str(error.value).startswith(("file.toml: search", "file.toml: [search"))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "right"),
+    [
+        ("budget_usd_per_hour", 1e300, "at most 1000000000000000"),
+        ("max_gpus_per_replica", 9 * 10**18, "<= 1024"),
+        ("max_gpus", 9 * 10**18, "<= 100000"),
+        ("num_requests", 9 * 10**18, "<= 20000000"),
+        ("span_s", 1e300, "at most 9000000000 seconds"),
+        ("seeds", 9 * 10**18, "<= 1000"),
+        ("top", 9 * 10**18, "<= 1000000"),
+        ("round", 9 * 10**18, "<= 1000000"),
+        ("trials", 9 * 10**18, "<= 1000000"),
+        ("warm_up", 9 * 10**18, "must be below num_requests"),
+    ],
+)
+def test_an_absurd_number_is_refused_with_key_and_range(key: str, value: float, right: str) -> None:
+    with pytest.raises(ConfigError, match=rf"search.*\b{key}\b.*{right}"):
+        read_search("file", {key: value})
