@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from squall.config import Config
 from squall.core.types import Nanos, Role
 from squall.live.api.app import create_app
+from squall.live.api.connections import Connections
 from squall.live.engine.interface import Job, Sampling, TokenOut
 from squall.live.engine.sequence import SequenceState
 from squall.live.engine.tokenizer import ByteTokenizer
@@ -194,9 +195,9 @@ async def served(head: SmallFrontend, config: Config, **options: Any) -> AsyncIt
         await running
 
 
-@pytest.fixture(params=["h11", "httptools"])
+@pytest.fixture(params=["h11", Connections(1000, print)], ids=["h11", "ours"])
 async def url(head: SmallFrontend, config: Config, request: pytest.FixtureRequest) -> AsyncIterator[str]:
-    """The API behind a real server, with each of uvicorn's two HTTP implementations."""
+    """The API behind a real server: as it is served, and with uvicorn's other HTTP implementation."""
     async with served(head, config, http=request.param) as url:
         yield url
 
