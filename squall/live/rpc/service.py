@@ -14,7 +14,7 @@ from squall.live.transport.frames import nonce, proof, proves
 SERVICE = "squall.v1.Worker"
 SESSION = f"/{SERVICE}/Session"
 
-MAX_MESSAGE = 256 << 20
+MAX_MESSAGE = 64 << 20
 """Bytes. The largest message is a prompt; bulk data never travels here."""
 
 OPTIONS: list[tuple[str, Any]] = [
