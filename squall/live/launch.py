@@ -284,7 +284,7 @@ class LocalLauncher:
     def pid(self, replica: ReplicaId) -> int | None:
         """The process that hosts `replica`, if there is one."""
         worker = self._workers.get(self._group(replica))
-        return worker.process.pid if worker is not None else None
+        return worker.process.pid if worker is not None and worker.process.poll() is None else None
 
     def _group(self, replica: ReplicaId) -> tuple[ReplicaId, ...]:
         return next(group for group in self._groups if replica in group)
