@@ -164,6 +164,7 @@ class Serve(Struct, frozen=True, forbid_unknown_fields=True):
     transport: Literal["auto", "tcp", "nixl"] = "auto"  # between workers; auto: shared memory on one machine, TCP elsewhere
     vllm_metrics: bool = True
     event_log: bool = True
+    otlp_endpoint: str | None = None  # of a collector that gets a span of every request: "http://localhost:4318"
 
 
 class Run(Struct, frozen=True, forbid_unknown_fields=True):

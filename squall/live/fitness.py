@@ -11,6 +11,7 @@ import importlib.util
 import os
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from squall.config import Config
 from squall.core.swap import host_blocks_of
@@ -35,6 +36,26 @@ def refuse_simulated(config: Config) -> None:
             f"replica.kv_dtype is {replica.kv_dtype!r}; the built-in engine keeps KV in the type that it computes in; "
             "leave it out, and set replica.dtype"
         )
+
+
+def refuse_untraceable(config: Config) -> None:
+    """Raises ConfigError where spans are wanted and cannot be sent; whether somebody takes them is not known yet."""
+    endpoint = config.serve.otlp_endpoint
+    if endpoint is None:
+        return
+    try:
+        url = urlsplit(endpoint)
+        is_url = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise ConfigError(f"serve.otlp_endpoint is {endpoint!r}; expected a collector's URL, such as 'http://localhost:4318'")
+    try:
+        exporter = importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http")
+    except ModuleNotFoundError:  # nor is what it lies in
+        exporter = None
+    if exporter is None:
+        raise ConfigError("serve.otlp_endpoint needs OpenTelemetry, which is not installed: pip install 'squall[otel]'")
 
 
 def refuse_unfit(config: Config, model: ServedModel) -> None:

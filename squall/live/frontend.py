@@ -5,9 +5,23 @@ from typing import Protocol, Self
 
 from msgspec import Struct
 
-from squall.core.types import Nanos, Role
+from squall.core.types import Nanos, ReplicaId, Role
 from squall.live.engine.interface import Sampling, TokenOut
 from squall.live.engine.tokenizer import Tokenizer
+
+
+class Journey(Struct):
+    """Where a request has been so far.
+
+    Attributes:
+        routed_after: how long it waited for the router to send it to a replica; None until then.
+        num_sent: how often it did: more than once where a replica was lost with it.
+        replicas: those it was sent to and those whose tokens came, in order.
+    """
+
+    routed_after: Nanos | None = None
+    num_sent: int = 0
+    replicas: tuple[ReplicaId, ...] = ()
 
 
 class TokenStream(Protocol):
@@ -21,6 +35,8 @@ class TokenStream(Protocol):
         """How long it waited for the first step that worked on it; None until, or where, that is not known."""
         ...
 
+    @property
+    def journey(self) -> Journey: ...
     def __aiter__(self) -> Self: ...
     async def __anext__(self) -> TokenOut: ...
     def cancel(self) -> None:

@@ -216,6 +216,7 @@ class Head:
         if stream is None:
             self._driver.post(ROUTER, Progressed(replica, finished=(request.id,)), Priority.END)
             return
+        stream.sent(replica, self._driver.now)
         continued = replace(request, num_output_tokens=len(stream.output))
         if client := self._clients.get(replica):
             client.send(Submitted(continued), stream.job)
@@ -361,7 +362,7 @@ class Head:
 
     def tokens(self, client: ReplicaClient, tokens: Sequence[TokenOut]) -> None:
         if self._clients.get(client.replica) is client:
-            self._streams.push(tokens)
+            self._streams.push(tokens, client.replica)
 
     def begun(self, client: ReplicaClient, requests: Sequence[RequestId]) -> None:
         if self._clients.get(client.replica) is client:

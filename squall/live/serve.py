@@ -26,7 +26,7 @@ from squall.core.fleet_plan import FleetPlan
 from squall.errors import ConfigError, ModelError, SquallError
 from squall.eventlog import open_log, write_merged
 from squall.live.estate import Estate
-from squall.live.fitness import crowded, refuse_simulated, refuse_unfit
+from squall.live.fitness import crowded, refuse_simulated, refuse_unfit, refuse_untraceable
 from squall.live.host_launch import HostsLauncher
 from squall.live.launch import FleetLauncher, LocalLauncher
 from squall.live.loop import run
@@ -62,6 +62,7 @@ def serve(config: Config, directory: Path, say: Say) -> None:
     """
     refuse_pools(config, "squall serve")
     refuse_simulated(config)
+    refuse_untraceable(config)
     began = monotonic()
     model = served_model(config)
     plan = _plan(config, model)
@@ -203,11 +204,16 @@ async def _serve(
     log = None
     if config.serve.event_log:
         log = open_log(logs / "events-head.jsonl.zst", given_up=lambda error: say(f"the event log ends here: {error.strerror}"))
+    tracer = None
+    if config.serve.otlp_endpoint is not None:
+        from squall.live.tracing import open_tracer
+
+        tracer = open_tracer(config.serve.otlp_endpoint, say)
     head = Head(config, model.names, model.tokenizer(), model.max_model_len, launcher, log, say, plan=plan)
     if isinstance(launcher, HostsLauncher):
         launcher.watch = head
     settings = uvicorn.Config(
-        create_app(head, config),
+        create_app(head, config, tracer),
         http=cast(Any, Connections(room_for_clients(), say)),  # called as the class of a protocol would be
         log_level="warning",
         lifespan="off",
@@ -232,6 +238,8 @@ async def _serve(
         server.force_exit = stop.is_set()
         await head.close()
         await serving
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
         if log is not None:
             log.close()
 

@@ -1,6 +1,6 @@
 """One request between the workers and its client: its tokens as they come, and all that is needed to go on with it elsewhere.
 
-Knows no replica and no router: the head pushes, the client reads.
+Of replicas it knows which it has been at: the head says so and pushes, the client reads.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Self
 
-from squall.core.types import Nanos, Request, RequestId
+from squall.core.types import Nanos, ReplicaId, Request, RequestId
 from squall.errors import SquallError
 from squall.live.engine.interface import Job, Sampling, TokenOut
+from squall.live.frontend import Journey
 
 
 class Stream:
@@ -30,6 +31,7 @@ class Stream:
         self.request = request
         self.output: list[int] = []
         self.begun_at: Nanos | None = None
+        self.journey = Journey()
         self._prompt = prompt
         self._sampling = sampling
         self._cancelled = cancelled
@@ -37,6 +39,7 @@ class Stream:
         self._waiter: asyncio.Future[None] | None = None
         self._error: SquallError | None = None
         self._over = False
+        self._at: ReplicaId | None = None
 
     @property
     def queued(self) -> Nanos | None:
@@ -65,7 +68,21 @@ class Stream:
             self._over = True
             self._cancelled(self.request.id)
 
-    def push(self, out: TokenOut) -> None:
+    def sent(self, replica: ReplicaId, now: Nanos) -> None:
+        """The router sent it there."""
+        self.journey.num_sent += 1
+        if self.journey.routed_after is None:
+            self.journey.routed_after = now - self.request.arrived_at
+        self._is_at(replica)
+
+    def _is_at(self, replica: ReplicaId) -> None:
+        if replica != self._at:
+            self._at = replica
+            self.journey.replicas += (replica,)
+
+    def push(self, out: TokenOut, replica: ReplicaId) -> None:
+        """A token that the replica said; the request may have come to it from another one, in a hand-off."""
+        self._is_at(replica)
         self.output.append(out.token)
         self._ready.append(out)
         self._over = out.finish is not None

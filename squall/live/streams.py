@@ -1,6 +1,6 @@
 """The requests whose clients still listen: from a prompt to a request, from a replica's tokens to its client.
 
-Knows no replica and no router. What a request has so far stays here, so that it can go on elsewhere.
+Knows no router. What a request has so far stays here, so that it can go on elsewhere.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from squall.core.actions import Reply
-from squall.core.types import Request, RequestId
+from squall.core.types import ReplicaId, Request, RequestId
 from squall.errors import Rejected, ReplicaFailed
 from squall.live.engine.hashing import block_hashes
 from squall.live.engine.interface import Sampling, TokenOut
@@ -72,11 +72,11 @@ class Streams:
             if stream is not None and stream.begun_at is None:
                 stream.begun_at = now
 
-    def push(self, tokens: Iterable[TokenOut]) -> None:
+    def push(self, tokens: Iterable[TokenOut], replica: ReplicaId) -> None:
         for out in tokens:
             stream = self._open.get(out.request)
             if stream is not None:
-                stream.push(out)
+                stream.push(out, replica)
                 if out.finish is not None:
                     del self._open[out.request]
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from squall import config as configuration
 from squall.errors import ConfigError
-from squall.live.fitness import crowded, has_driver, refuse_simulated, refuse_unfit
+from squall.live.fitness import crowded, has_driver, refuse_simulated, refuse_unfit, refuse_untraceable
 from squall.live.serve import serve
 from squall.live.served import ServedModel, served_model
 
@@ -76,6 +77,27 @@ def test_a_transport_that_is_not_installed_is_refused(folder: Path) -> None:
         ConfigError, match=r"serve.transport is 'nixl', which is not installed here: pip install 'squall\[nixl\]'"
     ):
         refuse_unfit(*asked(folder, "serve.transport=nixl"))
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:4318", "grpc://localhost:4317", "http://", "http://[::1", "http://here:port"])
+def test_spans_go_to_a_url(endpoint: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"serve\.otlp_endpoint is '.*'; expected a collector's URL, such as 'http://localhost:4318'"
+    ):
+        refuse_untraceable(configuration.load(None, [f'serve.otlp_endpoint="{endpoint}"']))
+
+
+@pytest.mark.parametrize("lacking", ["opentelemetry", "opentelemetry.exporter.otlp.proto.http"])
+def test_without_its_extra_nothing_is_started_that_wants_spans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(f"{lacking}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, lacking, None)
+    config = configuration.load(None, ["serve.engine=emulated", "serve.otlp_endpoint=http://localhost:4318"])
+    with pytest.raises(ConfigError, match=r"needs OpenTelemetry, which is not installed: pip install 'squall\[otel\]'"):
+        serve(config, tmp_path / "run", print)
+    assert not (tmp_path / "run").exists()
 
 
 def test_more_kv_than_the_machine_has_memory_is_refused_with_what_would_fit(folder: Path) -> None:

@@ -43,6 +43,14 @@ def test_the_head_never_imports_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
+def test_nothing_of_opentelemetry_is_imported_where_no_spans_are_wanted() -> None:
+    code = (
+        "import squall.live.serve, squall.live.head, squall.live.api.app, sys;"
+        "print(any(name.startswith('opentelemetry') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
 def test_a_bug_in_a_machine_ends_the_service_instead_of_hanging_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -28,6 +29,9 @@ from squall.live.api.generate import break_off
 from squall.live.api.metrics import build_metrics, build_registry
 from squall.live.api.service import Service
 from squall.live.frontend import Frontend
+
+if TYPE_CHECKING:
+    from squall.live.tracing import Tracer
 
 MAX_BODY_BYTES = 8 << 20
 """The largest request body that is read."""
@@ -84,17 +88,20 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     return Response(seen.body(), error.status_code, headers={**headers, "x-should-retry": "false"}, media_type="application/json")
 
 
-def create_app(frontend: Frontend, config: Config, *, max_body_bytes: int = MAX_BODY_BYTES) -> ASGIApp:
+def create_app(
+    frontend: Frontend, config: Config, tracer: Tracer | None = None, *, max_body_bytes: int = MAX_BODY_BYTES
+) -> ASGIApp:
     """The OpenAI-compatible endpoint of `frontend`.
 
     Args:
         frontend: everything behind HTTP.
         config: `serve.api_keys`, `serve.cors_origins`, `serve.vllm_metrics` and `replica.block_size` are read.
+        tracer: makes a span of every generation request; None makes none.
         max_body_bytes: larger bodies are refused with 413.
     """
     metrics = build_metrics(frontend)
     registry = build_registry(metrics, frontend, block_size=config.replica.block_size, vllm=config.serve.vllm_metrics)
-    service, fleet = Service(frontend, metrics, registry), FleetService(frontend)
+    service, fleet = Service(frontend, metrics, registry, tracer), FleetService(frontend)
     table: list[tuple[str, tuple[str, ...], Handle]] = [
         ("/v1/chat/completions", ("POST",), service.chat_completions),
         ("/v1/completions", ("POST",), service.completions),

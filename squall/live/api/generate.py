@@ -18,6 +18,7 @@ from squall.live.api.errors import translate
 from squall.live.api.exchange import Exchange
 from squall.live.api.metrics import Measured
 from squall.live.api.order import Order
+from squall.live.api.usage import Usage
 from squall.live.engine.interface import TokenOut
 from squall.live.frontend import Frontend, TokenStream
 
@@ -38,30 +39,6 @@ class Shape(Protocol):
     def token(self, index: int, out: TokenOut) -> Mapping[str, Any]: ...
     def closing(self, index: int, out: TokenOut) -> Mapping[str, Any]: ...
     def choice(self, index: int, outs: Sequence[TokenOut]) -> Mapping[str, Any]: ...
-
-
-class Usage:
-    """Counts tokens as clients pay for them: each prompt once, each generated token."""
-
-    def __init__(self, order: Order) -> None:
-        self.num_prompt_tokens = sum(len(prompt) for prompt in order.prompts)
-        self.num_output_tokens = 0
-        self._best_of = order.best_of
-        self._cached: dict[int, int] = {}
-
-    def count(self, index: int, out: TokenOut) -> None:
-        self.num_output_tokens += 1
-        if index % self._best_of == 0:
-            prompt = index // self._best_of
-            self._cached[prompt] = max(out.num_cached_tokens, self._cached.get(prompt, 0))
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": self.num_output_tokens,
-            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
-        }
 
 
 async def merged(streams: Sequence[TokenStream]) -> AsyncGenerator[tuple[int, TokenOut]]:
@@ -125,6 +102,7 @@ async def submit(order: Order, frontend: Frontend) -> list[TokenStream]:
 async def tokens_of(order: Order, frontend: Frontend, usage: Usage, measured: Measured) -> AsyncGenerator[tuple[int, TokenOut]]:
     """Every token of the order, counted and measured."""
     streams = await submit(order, frontend)
+    measured.submitted(streams, usage)
     async with aclosing(merged(streams)) as tokens:
         async for index, out in tokens:
             usage.count(index, out)
@@ -146,6 +124,7 @@ async def answer_whole(order: Order, shape: Shape, frontend: Frontend, exchange:
             outs[index].append(out)
     chosen = best(order, outs)
     answer = header(order, shape, shape.object)
+    measured.response_id = answer["id"]
     answer["choices"] = [shape.choice(index, each) for index, each in enumerate(chosen)]
     answer["usage"] = usage.to_json()
     if order.return_token_ids:
@@ -175,12 +154,12 @@ class EventStream:
     Headers leave with the first token, so that an error before it is still a proper HTTP error.
     """
 
-    def __init__(self, order: Order, shape: Shape, exchange: Exchange) -> None:
+    def __init__(self, order: Order, header: Mapping[str, Any], shape: Shape, exchange: Exchange) -> None:
         self._order = order
         self._shape = shape
         self._exchange = exchange
         self._opened: set[int] = set()
-        encoded = msgspec.json.encode(header(order, shape, shape.chunk_object))
+        encoded = msgspec.json.encode(header)
         self._before = b"data: " + encoded[:-1] + b',"choices":['
         self._after = b'],"usage":null}\n\n' if order.include_usage else b"]}\n\n"
 
@@ -220,7 +199,9 @@ class EventStream:
 async def answer_stream(order: Order, shape: Shape, frontend: Frontend, exchange: Exchange, measured: Measured) -> None:
     """Send each token as it comes."""
     usage = Usage(order)
-    events = EventStream(order, shape, exchange)
+    chunk = header(order, shape, shape.chunk_object)
+    measured.response_id = chunk["id"]
+    events = EventStream(order, chunk, shape, exchange)
     async with aclosing(tokens_of(order, frontend, usage, measured)) as tokens:
         async for index, out in tokens:
             await events.token(index, out)

@@ -7,7 +7,7 @@ HTTP. A registry belongs to one application: nothing is global.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -20,8 +20,9 @@ from squall.core.types import Nanos
 from squall.errors import Rejected
 from squall.live.api.errors import CLIENT_CLOSED, translate
 from squall.live.api.order import Order
+from squall.live.api.usage import Usage
 from squall.live.engine.interface import TokenOut
-from squall.live.frontend import Frontend, FrontendStats
+from squall.live.frontend import Frontend, FrontendStats, TokenStream
 
 TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -113,25 +114,44 @@ def build_metrics(frontend: Frontend) -> Metrics:
 
 
 class Measured:
-    """One generation request being measured, from arrival to its end."""
+    """One generation request being measured, from arrival to its end.
+
+    Attributes:
+        order: what it asks for, once it was read and found good.
+        streams, usage: of its sub-requests, once they are with the head.
+        response_id: the answer's.
+        first_at: the instant of its first token.
+        finish_reasons: by sub-request.
+        error: how it ended where it neither completed nor was cancelled.
+        outcome: as `squall_requests` counts it; None until it has ended.
+    """
 
     def __init__(self, metrics: Metrics, now: Nanos) -> None:
+        self.arrived_at = now
+        self.order: Order | None = None
+        self.streams: Sequence[TokenStream] = ()
+        self.usage: Usage | None = None
+        self.response_id: str | None = None
+        self.first_at: Nanos | None = None
+        self.finish_reasons: dict[int, str] = {}
+        self.error: Exception | None = None
+        self.outcome: str | None = None
         self._metrics = metrics
-        self._arrived_at = now
-        self._first_at: Nanos | None = None
         self._last_at: dict[int, Nanos] = {}
-        self._order: Order | None = None
         self._num_output_tokens = 0
         self._gap = metrics.gap.labels(metrics.model)
         metrics.in_flight += 1
 
     def understood(self, order: Order, num_unknown_fields: int) -> None:
         """The request was read and found good."""
-        self._order = order
+        self.order = order
         metrics, model = self._metrics, self._metrics.model
         metrics.unknown_fields.labels(model).inc(num_unknown_fields)
         metrics.n.labels(model).observe(order.n)
         metrics.max_tokens.labels(model).observe(order.max_tokens)
+
+    def submitted(self, streams: Sequence[TokenStream], usage: Usage) -> None:
+        self.streams, self.usage = streams, usage
 
     def token(self, index: int, out: TokenOut, queued: Nanos | None) -> None:
         """A token of the `index`-th sub-request came; `queued` is how long that had waited for its first step."""
@@ -143,26 +163,27 @@ class Measured:
         elif queued is not None:
             self._metrics.queue.labels(self._metrics.model).observe(queued / 1e9)
         self._last_at[index] = now
-        if self._first_at is None:
-            self._first_at = now
+        if self.first_at is None:
+            self.first_at = now
             self._first(now)
         if out.finish is not None:
+            self.finish_reasons[index] = out.finish
             self._metrics.choices.labels(self._metrics.model, out.finish).inc()
 
     def _first(self, now: Nanos) -> None:
         metrics, model = self._metrics, self._metrics.model
-        metrics.ttft.labels(model).observe((now - self._arrived_at) / 1e9)
-        for prompt in self._order.prompts if self._order is not None else ():
+        metrics.ttft.labels(model).observe((now - self.arrived_at) / 1e9)
+        for prompt in self.order.prompts if self.order is not None else ():
             metrics.prompt_tokens.labels(model).inc(len(prompt))
             metrics.prompt_length.labels(model).observe(len(prompt))
 
     def completed(self) -> None:
         now = time.monotonic_ns()
         metrics, model = self._metrics, self._metrics.model
-        metrics.duration.labels(model).observe((now - self._arrived_at) / 1e9)
+        metrics.duration.labels(model).observe((now - self.arrived_at) / 1e9)
         metrics.output_length.labels(model).observe(self._num_output_tokens)
-        if self._first_at is not None:
-            decode_s = (now - self._first_at) / 1e9
+        if self.first_at is not None:
+            decode_s = (now - self.first_at) / 1e9
             metrics.decode.labels(model).observe(decode_s)
             gaps = self._num_output_tokens - len(self._last_at)
             if gaps:
@@ -170,6 +191,7 @@ class Measured:
         self._ended("completed", 200)
 
     def failed(self, error: Exception) -> None:
+        self.error = error
         status = translate(error).status
         if isinstance(error, Rejected):
             self._metrics.rejections.labels(self._metrics.model, error.reason).inc()
@@ -181,6 +203,7 @@ class Measured:
         self._ended("cancelled", CLIENT_CLOSED)
 
     def _ended(self, outcome: str, code: int) -> None:
+        self.outcome = outcome
         metrics = self._metrics
         metrics.in_flight -= 1
         metrics.output_tokens.labels(metrics.model).inc(self._num_output_tokens)

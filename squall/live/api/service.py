@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -25,6 +25,9 @@ from squall.live.api.metrics import Measured, Metrics
 from squall.live.api.order import Order
 from squall.live.frontend import Frontend
 
+if TYPE_CHECKING:
+    from squall.live.tracing import Tracer  # imported only where spans are wanted: it needs an extra
+
 LONG_TEXT = 20_000
 """From so many characters (or tokens) on, tokenising goes on in a thread: other streams go on meanwhile."""
 
@@ -39,23 +42,25 @@ class Service:
         frontend: everything behind HTTP.
         metrics: what requests are counted in.
         registry: what a scrape shows.
+        tracer: makes a span of every generation request; None makes none.
     """
 
-    def __init__(self, frontend: Frontend, metrics: Metrics, registry: CollectorRegistry) -> None:
+    def __init__(self, frontend: Frontend, metrics: Metrics, registry: CollectorRegistry, tracer: Tracer | None = None) -> None:
         self._frontend = frontend
         self._metrics = metrics
         self._registry = registry
+        self._tracer = tracer
 
     # -- generation
 
     async def chat_completions(self, exchange: Exchange) -> None:
-        await self._generate(exchange, self._read_chat)
+        await self._generate("chat", exchange, self._read_chat)
 
     async def completions(self, exchange: Exchange) -> None:
-        await self._generate(exchange, self._read_completion)
+        await self._generate("text_completion", exchange, self._read_completion)
 
-    async def _generate(self, exchange: Exchange, read: Read) -> None:
-        """Read, run, answer; and count how it ended, whatever happens."""
+    async def _generate(self, operation: str, exchange: Exchange, read: Read) -> None:
+        """Read, run, answer; and count and trace how it ended, whatever happens."""
         measured = Measured(self._metrics, time.monotonic_ns())
         try:
             fields = Fields(await exchange.json_object())
@@ -69,7 +74,11 @@ class Service:
         except Exception as error:
             measured.failed(error)
             raise
-        measured.completed()
+        else:
+            measured.completed()
+        finally:
+            if self._tracer is not None:
+                self._tracer.record(operation, exchange.headers, exchange.request_id, measured)
 
     async def _read_chat(self, fields: Fields, model: str) -> tuple[Order, Shape]:
         prompt = await self._chat_prompt(fields)

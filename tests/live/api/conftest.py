@@ -22,6 +22,7 @@ from squall.live.frontend import (
     Decision,
     FleetStatus,
     FrontendStats,
+    Journey,
     LoadStats,
     ReplicaStats,
     ReplicaStatus,
@@ -41,6 +42,7 @@ class SmallStream:
         self.number = number
         self.cancelled = False
         self.queued: Nanos | None = None
+        self.journey = Journey()
 
     def __aiter__(self) -> Self:
         return self
