@@ -1,4 +1,4 @@
-"""docs/api.md says what the code does: paths, fields, errors and metrics are compared."""
+"""docs/api.md says what the code does: paths, fields, errors, metrics and spans are compared."""
 
 import re
 from pathlib import Path
@@ -80,6 +80,16 @@ async def test_every_metric_of_the_page_is_exported_and_the_other_way_round(clie
     exported = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     listed = {re.sub(r"\{.*", "", name) for name in code(section("Metrics")) if re.match(r"squall_\w|vllm:\w", name)}
     assert listed == exported
+
+
+def test_every_attribute_of_a_span_is_on_the_page_and_the_other_way_round() -> None:
+    source = (Path(__file__).parents[3] / "squall/live/tracing.py").read_text()
+    listed: list[str] = []
+    for row in rows(section("Traces")):
+        first, *others = code(row[0])
+        group = first.rpartition(".")[0]
+        listed += [first, *(f"{group}{name}" if name.startswith(".") else name for name in others)]
+    assert sorted(listed) == sorted(re.findall(r'"((?:gen_ai|squall|error)\.[\w.]+)"', source))
 
 
 def test_the_example_names_a_model_that_its_configuration_serves() -> None:
