@@ -78,8 +78,7 @@ async def test_what_a_replica_decodes_moves_rank_by_rank_and_a_rank_may_be_kille
 ) -> None:
     link = "serve.link_gbps=1" if end == "neither" else "serve.link_gbps=0.005"
     async with moves.elastic(model, tmp_path / "run", TWO, link) as fleet:
-        streaming = asyncio.create_task(moves.answers(fleet))
-        await fleet.until(lambda: min(moves.decoding(fleet)[replica] for replica in (0, 1)) >= 4)
+        streaming = await moves.both_decoding(fleet, moved)
         fleet.head.want(Role.BOTH, 1)
         if end != "neither":
             await fleet.until(lambda: apart.moving(fleet) is not None)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from tests.live.checkpoints import NUM_LAYERS, write_checkpoint
 from tests.live.disks import memories, spoil
 from tests.live.transport.conftest import NIXL
 
+PATIENCE_S = 90.0
 PROMPTS = [tuple(range(start, start + 12)) for start in range(10, 250, 12)]
 SHARED, COPIES = Path("/dev/shm"), f"squall-{os.getuid()}-*"
 
@@ -64,7 +66,9 @@ class Fleet:
         return {replica.replica: replica.num_layers for replica in self.head.stats().replicas}
 
     async def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
         while not condition():
+            assert time.monotonic() < deadline, f"{self.head.stats()} {self.head.fleet()}"
             self.check()
             await asyncio.sleep(0.01)
 
