@@ -29,6 +29,7 @@ from squall.eventlog import read
 from squall.live.engine.interface import Sampling, TokenOut
 from squall.live.head import Head
 from squall.live.models import find
+from squall.live.transport.segment import HostCopies
 from squall.twin.observe import observe
 from tests.live.checkpoints import VOCABULARY, write_checkpoint
 from tests.live.in_process import idle, in_process
@@ -215,6 +216,7 @@ async def tally(runs: int, first_seed: int, subject: Subject | None = None) -> t
                 wrong = [f"{type(error).__name__}: {error}"]
             log.unlink()
             broken += [f"seed {seed}: {each}" for each in wrong]
+    HostCopies().sweep(unused=True)  # as a head does at its end, and the workers are here
     return total, broken
 
 
