@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from squall.cores import num_cores
 from squall.errors import ModelError, SquallError, TransferFailed
 from squall.extras import INSTALL, missing
 
@@ -67,7 +68,7 @@ def _device() -> Iterator[Finding]:
         names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
         yield Finding("device", "ok", f"{len(names)} GPU(s): {', '.join(sorted(set(names)))} ({build})")
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = num_cores()
     if shutil.which("nvidia-smi") is not None:
         fix = "install a CUDA build of it, and see that the driver is loaded (nvidia-smi)"
         yield Finding("device", "warn", f"there is an NVIDIA driver, but {build} sees no GPU", fix)
@@ -238,7 +239,7 @@ def _container() -> Iterator[Finding]:
             "--ulimit memlock=-1, --cap-add IPC_LOCK",
         )
     quota = _cpu_quota()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_cores()
     if quota is not None and quota < cores:
         said = f"{quota:g} cores may be used, but {cores} are seen: threads will be stopped in the middle of their work"
         yield Finding(

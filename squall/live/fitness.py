@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from squall.config import Config
 from squall.core.swap import host_blocks_of
+from squall.cores import num_cores
 from squall.errors import ConfigError
 from squall.extras import INSTALL
 from squall.live.served import ServedModel
@@ -78,7 +79,7 @@ def refuse_unfit(config: Config, model: ServedModel) -> None:
 def crowded(config: Config) -> str | None:
     """What to say of a fleet that may have more ranks, each a thread of compute, than there are cores; None where it may not."""
     most = config.fleet.num_maximum * config.replica.tp
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = num_cores()
     if config.serve.engine != "torch" or config.serve.device != "cpu" or config.launcher.kind != "local" or most <= cores:
         return None
     return f"the fleet may have {most} ranks, and {cores} cores are here: each will be slower than it is alone"

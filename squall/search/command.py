@@ -7,7 +7,6 @@ simulates nothing.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from squall.config import SEARCH, Config, from_tree
+from squall.cores import num_cores
 from squall.errors import ConfigError, SquallError
 from squall.report.progress import Show, progress
 from squall.report.run import place_for
@@ -217,13 +217,8 @@ def _workers(options: Options, search: Search) -> Workers:
         return Nobody()
     if options.cluster is not None:
         return Cluster(search, options.cluster)
-    count = options.workers or _num_cpus()
+    count = options.workers or num_cores()
     return Inline(Workshop(search)) if count == 1 else Processes(search, count)
-
-
-def _num_cpus() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _conducted(
