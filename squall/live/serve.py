@@ -27,7 +27,6 @@ from squall.errors import ConfigError, ModelError, SquallError
 from squall.eventlog import open_log, write_merged
 from squall.live.estate import Estate
 from squall.live.fitness import crowded, refuse_simulated, refuse_unfit, refuse_untraceable
-from squall.live.host_launch import HostsLauncher
 from squall.live.launch import FleetLauncher, LocalLauncher
 from squall.live.loop import run
 from squall.live.plan import served_plan
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from squall.live.head import Head
+    from squall.live.host_launch import HostsLauncher
 
 Say = Callable[[str], None]
 
@@ -154,6 +154,8 @@ def _launcher(
     """A process for each replica that there may be. Emulated ones share one: they sleep nearly all the time."""
     table, gpus, shared = config.launcher, config.replica.tp * config.replica.pp, config.serve.engine == "emulated"
     if table.kind == "hosts":
+        from squall.live.host_launch import HostsLauncher
+
         return HostsLauncher(table, configuration.dumps(config), gpus, shared=shared, say=say)
     if table.kind == "ray":
         from squall.live.ray_launch import RayLauncher
@@ -210,8 +212,8 @@ async def _serve(
 
         tracer = open_tracer(config.serve.otlp_endpoint, say)
     head = Head(config, model.names, model.tokenizer(), model.max_model_len, launcher, log, say, plan=plan)
-    if isinstance(launcher, HostsLauncher):
-        launcher.watch = head
+    if config.launcher.kind == "hosts":
+        cast("HostsLauncher", launcher).watch = head
     settings = uvicorn.Config(
         create_app(head, config, tracer),
         http=cast(Any, Connections(room_for_clients(), say)),  # called as the class of a protocol would be
