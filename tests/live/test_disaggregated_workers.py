@@ -55,6 +55,15 @@ def moving(fleet: Fleet) -> tuple[int, int] | None:
     return None
 
 
+async def under_way(fleet: Fleet, seconds: float) -> tuple[int, int]:
+    """Source and target of a hand-off so long after there was one; there must be one still."""
+    await fleet.until(lambda: moving(fleet) is not None)
+    await asyncio.sleep(seconds)
+    found = moving(fleet)
+    assert found is not None
+    return found
+
+
 async def test_tokens_are_those_of_one_replica(model: Path, tmp_path: Path, alone: list[list[int]]) -> None:
     async with apart(model, tmp_path / "run", 1, 2, "batching.prefix_cache=true") as fleet:
         assert sorted(replica.role for replica in fleet.head.stats().replicas) == ["decode", "decode", "prefill"]
@@ -83,10 +92,7 @@ async def test_either_end_may_be_killed_in_the_middle_of_a_hand_off(
     """The link is slow: a prompt's 160 kilobytes take a quarter of a second."""
     async with apart(model, tmp_path / "run", 2, 2, "serve.link_gbps=0.005") as fleet:
         streaming = asyncio.create_task(answers(fleet))
-        await fleet.until(lambda: moving(fleet) is not None)
-        await asyncio.sleep(0.1)
-        found = moving(fleet)
-        assert found is not None
+        found = await under_way(fleet, 0.1)
         fleet.kill(found[end == "target"])
         assert await streaming == alone
         await until_idle(fleet)

@@ -14,17 +14,7 @@ from squall.errors import ConfigError
 from squall.live.fitness import crowded, has_driver, refuse_simulated, refuse_unfit, refuse_untraceable
 from squall.live.serve import serve
 from squall.live.served import ServedModel, served_model
-
-TINY = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "intermediate_size": 64,
-    "vocab_size": 300,
-    "max_position_embeddings": 64,
-}
+from tests.live.test_serve import TINY
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from squall.core.fleet_view import ScaleView, Wanted
 from squall.core.types import Role
 from squall.eventlog import read
 from tests.live.checkpoints import write_checkpoint
-from tests.live.test_disaggregated_workers import PROMPTS, moving, until_idle
+from tests.live.test_disaggregated_workers import PROMPTS, under_way, until_idle
 from tests.live.test_weights_between_workers import Fleet, replayed, said_alone, serving
 
 SHAPE = ("batching.max_num_batched_tokens=48", "batching.max_num_seqs=40", "replica.block_size=8", "replica.max_model_len=512",
@@ -114,10 +114,7 @@ async def test_either_end_may_be_killed_in_the_middle_of_a_move(
     async with elastic(model, tmp_path / "run", "serve.link_gbps=0.005") as fleet:
         streaming = await both_decoding(fleet, alone)
         fleet.head.want(Role.BOTH, 1)
-        await fleet.until(lambda: moving(fleet) is not None)
-        await asyncio.sleep(0.05)
-        found = moving(fleet)
-        assert found is not None
+        found = await under_way(fleet, 0.05)
         fleet.kill(found[end == "target"])
         assert await streaming == alone
         await until_idle(fleet)

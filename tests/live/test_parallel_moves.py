@@ -54,10 +54,7 @@ async def test_a_rank_of_either_end_may_be_killed_in_the_middle_of_a_hand_off(
 ) -> None:
     async with apart.apart(model, tmp_path / "run", 2, 2, TWO, "serve.link_gbps=0.005") as fleet:
         streaming = asyncio.create_task(apart.answers(fleet))
-        await fleet.until(lambda: apart.moving(fleet) is not None)
-        await asyncio.sleep(0.1)
-        found = apart.moving(fleet)
-        assert found is not None
+        found = await apart.under_way(fleet, 0.1)
         kill_a_rank(fleet, found[end == "target"])
         assert await streaming == handed_off
         await apart.until_idle(fleet)
@@ -81,10 +78,7 @@ async def test_what_a_replica_decodes_moves_rank_by_rank_and_a_rank_may_be_kille
         streaming = await moves.both_decoding(fleet, moved)
         fleet.head.want(Role.BOTH, 1)
         if end != "neither":
-            await fleet.until(lambda: apart.moving(fleet) is not None)
-            await asyncio.sleep(0.05)
-            found = apart.moving(fleet)
-            assert found is not None
+            found = await apart.under_way(fleet, 0.05)
             kill_a_rank(fleet, found[end == "target"])
         assert await streaming == moved
         await apart.until_idle(fleet)
