@@ -73,10 +73,9 @@ def moved(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[in
 async def test_what_a_replica_decodes_moves_rank_by_rank_and_a_rank_may_be_killed(
     model: Path, tmp_path: Path, moved: list[list[int]], end: str
 ) -> None:
-    link = "serve.link_gbps=1" if end == "neither" else "serve.link_gbps=0.005"
+    link = "serve.link_gbps=0.02" if end == "neither" else "serve.link_gbps=0.005"
     async with moves.elastic(model, tmp_path / "run", TWO, link) as fleet:
-        streaming = await moves.both_decoding(fleet, moved)
-        fleet.head.want(Role.BOTH, 1)
+        streaming = await moves.one_goes(fleet, moved)
         if end != "neither":
             found = await apart.under_way(fleet, 0.05)
             kill_a_rank(fleet, found[end == "target"])
@@ -84,7 +83,7 @@ async def test_what_a_replica_decodes_moves_rank_by_rank_and_a_rank_may_be_kille
         await apart.until_idle(fleet)
         await fleet.head.drain(10.0)
     assert replayed(tmp_path / "run") > 50
-    assert end != "neither" or moves.leaving(tmp_path / "run") >= 2
+    assert end != "neither" or moves.leaving(tmp_path / "run")
 
 
 # -- while weights come
