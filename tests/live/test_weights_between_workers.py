@@ -1,6 +1,7 @@
 """Fleets of real workers in processes of their own: weights move between them, some are killed, and every token is right."""
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -112,12 +113,13 @@ class Fleet:
 
     async def kill_one(self, dice: random.Random) -> None:
         """Any that runs; where all have just been killed, one that takes their place."""
-        running: list[int] = []
-        while not running:
+        while True:
             self.check()
             await asyncio.sleep(0.01)
-            running = [replica for replica in range(self.most) if self.launcher.pid(replica) is not None]
-        self.kill(dice.choice(running))
+            if running := [replica for replica in range(self.most) if self.launcher.pid(replica) is not None]:
+                with contextlib.suppress(ProcessLookupError):  # it has just ended: a thread that waits for it will say so
+                    self.kill(dice.choice(running))
+                    return
 
 
 @asynccontextmanager
