@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from squall.live.engine.kernels import Kernels
+from squall.live.engine.mirror import Mirror
 from squall.live.engine.weights import WHOLE, Shard
 from squall.live.transport.memory import SharedMemory
 
@@ -76,7 +77,8 @@ class KvCache:
     """The pools of all layers: [layers, keys and values, num_blocks, block_size, kv_heads, dim].
 
     On a CPU those of all ranks of a replica lie in one piece of memory, one rank's after the other's, so that one process can
-    hand out and take in what all of them hold of a sequence.
+    hand out and take in what all of them hold of a sequence. On a GPU what is on its way passes through a `Mirror`, where
+    there is one rank only.
 
     Args:
         kv_heads: of this shard, whose part of the memory is used.
@@ -84,7 +86,8 @@ class KvCache:
 
     Attributes:
         keys, values: for every layer [num_blocks, block_size, kv_heads, dim].
-        memory: all ranks', for peers to read; None on a GPU.
+        memory: all ranks', for peers to read; None on several GPUs.
+        mirror: of a pool that is not in `memory` itself.
     """
 
     def __init__(
@@ -92,15 +95,25 @@ class KvCache:
         shard: Shard = WHOLE, memory: SharedMemory | None = None,
     ) -> None:  # fmt: skip
         shape = (layers, 2, num_blocks, block_size, kv_heads, dim)
+        num_bytes = shard.size * math.prod(shape) * dtype.itemsize
         # Zeros, not garbage: what is masked away is still multiplied by 0. On a CPU, memory is taken only as it is written to.
         self.memory: SharedMemory | None = None
-        if device.type == "cpu":
-            self.memory = memory or SharedMemory(shard.size * math.prod(shape) * dtype.itemsize)
+        self.mirror: Mirror | None = None
+        if readable(device):
+            self.memory = memory or SharedMemory(num_bytes)
             pool = torch.frombuffer(self.memory.view, dtype=dtype).view(shard.size, *shape)[shard.rank]
         else:
             pool = torch.zeros(shape, dtype=dtype, device=device)
+            if shard.size == 1:
+                self.memory = SharedMemory(num_bytes)
+                self.mirror = Mirror(pool, self.memory)
         self.keys = [pool[layer, 0] for layer in range(layers)]
         self.values = [pool[layer, 1] for layer in range(layers)]
+
+
+def readable(device: torch.device) -> bool:
+    """Whether other processes can read what lies there."""
+    return device.type == "cpu"
 
 
 def rope_store(qkv: Tensor, cosine: Tensor, sine: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:

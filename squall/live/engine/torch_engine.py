@@ -67,8 +67,8 @@ class TorchEngine:
     Attributes:
         weights: once it is built; `weights.arena` is what they arrive in.
         shards: those of all ranks, ours first: the others' arrive here, too, in memory that they see.
-        cache: our KV pool; kv_pool: the layout of all ranks', kv_region: their memory, for peers (None on a GPU: KV does not
-            leave one yet).
+        cache: our KV pool; kv_pool: the layout of all ranks', kv_region: their memory, for peers (None on several GPUs: KV does
+            not leave these yet).
     """
 
     weights: Weights
