@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import traceback
+import logging
 from collections.abc import Callable, Sequence
 
 from squall.core.actions import LoadWeights
@@ -13,6 +12,8 @@ from squall.live.errands import Errands
 from squall.live.host import Host
 from squall.live.loading import Order
 from squall.live.rpc.convert import Peer, WeightsMoved
+
+_log = logging.getLogger(__name__)
 
 
 class Arrival:
@@ -76,7 +77,7 @@ class Arrival:
             return
         self._over = True
         if not isinstance(error, SquallError):
-            traceback.print_exception(error, file=sys.stderr)
+            _log.error("weights did not come", exc_info=error)
         self._tell(LoadFailed(self._host.replica, one_line(error)))
 
 

@@ -8,11 +8,10 @@ machine, and not how KV moves.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import wait
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -23,6 +22,8 @@ from squall.core.types import MachineId, Nanos, ReplicaId, RequestId
 from squall.live.engine.interface import Job
 from squall.live.kv_way import KvWay, Taking
 from squall.live.transport.kv import KvOffer
+
+_log = logging.getLogger(__name__)
 
 
 class Desk(Protocol):
@@ -103,7 +104,7 @@ class Handoffs:
         stopped, refused = self._stop(requests)
         for offer in refused:
             self._refuse(offer)
-        return lambda: _await(stopped)
+        return lambda: _settle(stopped)
 
     def job_of(self, action: Reserve) -> Job:
         """What came with the offer that blocks are taken for."""
@@ -154,7 +155,7 @@ class Handoffs:
         if not takings:
             del self._takings[offer.request]
         if not taking.ended.cancelled() and (error := taking.ended.exception()) is not None:
-            print(f"a hand-off failed: {error}", file=sys.stderr)  # noqa: T201
+            _log.warning("a hand-off failed: %s", error)
             self._refuse(offer)
 
     def _refuse(self, offer: KvOffer) -> None:
@@ -247,8 +248,9 @@ class Handoffs:
         self._sendings.clear()
         self._jobs.clear()
         stopped, _ = self._stop([*self._takings])
-        return lambda: _await(stopped)
+        return lambda: _settle(stopped)
 
 
-def _await(takings: Sequence[Taking]) -> None:
-    wait([taking.ended for taking in takings if not taking.ended.cancelled()])
+def _settle(takings: Sequence[Taking]) -> None:
+    for taking in takings:
+        taking.settle()

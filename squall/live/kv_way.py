@@ -38,11 +38,15 @@ class Taking(Protocol):
 
     @property
     def ended(self) -> Future[int]:
-        """With the bytes that came, or raises SquallError. Blocks are nobody else's before."""
+        """With the bytes that came, or raises SquallError. Blocks are nobody else's before, or before `settle` has returned."""
         ...
 
     def stop(self) -> None:
         """It is not wanted any more: let it end soon."""
+        ...
+
+    def settle(self) -> None:
+        """After `stop`: return once nothing is written to the blocks any more, though it may still be reaching for its sender."""
         ...
 
 

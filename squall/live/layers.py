@@ -6,8 +6,8 @@ its machine asks for no more. Knows no machine, and not how activations move.
 
 from __future__ import annotations
 
+import logging
 import secrets
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -20,6 +20,8 @@ from squall.core.types import MachineId, ReplicaId
 from squall.live.activations import ActivationsOffer, ActivationsWay
 from squall.live.engine.interface import Activations
 from squall.live.transport.kv import Stop
+
+_log = logging.getLogger(__name__)
 
 
 class Desk(Protocol):
@@ -121,7 +123,7 @@ class Layers:
     def _ended(self, coming: _Coming) -> None:
         if coming is not self._coming or coming.ended.cancelled() or (error := coming.ended.exception()) is None:
             return
-        print(f"a batch did not come: {error}", file=sys.stderr)  # noqa: T201
+        _log.warning("a batch did not come: %s", error)
         self._coming = None
         self._desk.tell(coming.offer.source, ActivationsFailed(coming.offer.batch))
 

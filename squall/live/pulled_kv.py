@@ -5,10 +5,10 @@ Knows blocks, offers and threads; nothing of what a request is.
 
 from __future__ import annotations
 
-import sys
-import traceback
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from msgspec import Struct
 
@@ -16,12 +16,15 @@ from squall.core.actions import SendKv
 from squall.core.types import ReplicaId, RequestId
 from squall.errors import ModelError, SquallError, TransferFailed
 from squall.live.engine.interface import KvEngine
+from squall.live.engine.mirror import Mirror
 from squall.live.engine.torch_engine import TorchEngine
 from squall.live.kv_way import Sender, Taking
 from squall.live.transport.endpoint import Endpoint
 from squall.live.transport.interface import OnNotify
 from squall.live.transport.kv import KvOffer, KvTaken, Ledger, Stop, offer, pull
 from squall.live.transport.region import Region
+
+_log = logging.getLogger(__name__)
 
 
 class _Offered(Struct):
@@ -60,6 +63,8 @@ class PulledKv:
 
     def send(self, action: SendKv, number: int, sender: Sender) -> None:
         self._offers[number] = _Offered(action.request, sender, 0)
+        if (mirror := self._mirror) is not None:
+            mirror.begin()
         self._threads.submit(self._offer, action, number)
 
     def _offer(self, action: SendKv, number: int) -> None:
@@ -70,13 +75,16 @@ class PulledKv:
             region, pool = self._region(), self._torch.kv_pool
             blocks = self._torch.blocks(action.request)[: -(-action.num_tokens // self._torch.block_size)]
             first, last = action.first_layer, action.last_layer or pool.num_layers
+            if (mirror := self._mirror) is not None:
+                mirror.show(first, last, blocks)
             ends = self._replica, action.to
             made = offer(
                 region, pool, self.endpoint.addresses, action.request, action.num_tokens, blocks, (first, last), ends, number
             )
         except Exception:
-            traceback.print_exc(file=sys.stderr)
-            offered.sender.failed(action.request, number)
+            _log.exception("KV of request %s cannot be offered", action.request)
+            if self._end(number) is not None:
+                offered.sender.failed(action.request, number)
             return
         offered.num_bytes = pool.num_bytes(last - first, len(blocks))
         self._ledger.offered(action.request, first, last, number)
@@ -86,12 +94,19 @@ class PulledKv:
             self._ledger.withdraw(action.request, number)
 
     def _taken(self, taken: KvTaken) -> None:
-        if (offered := self._offers.pop(taken.number, None)) is not None:
+        if (offered := self._end(taken.number)) is not None:
             offered.sender.sent(taken.request, taken.number, offered.num_bytes)
 
     def withdraw(self, number: int) -> None:
-        if (offered := self._offers.pop(number, None)) is not None:
+        if (offered := self._end(number)) is not None:
             self._ledger.withdraw(offered.request, number)
+
+    def _end(self, number: int) -> _Offered | None:
+        """Whoever asks first has the last word on it."""
+        offered = self._offers.pop(number, None)
+        if offered is not None and (mirror := self._mirror) is not None:
+            mirror.end()
+        return offered
 
     # -- as a receiver
 
@@ -101,20 +116,29 @@ class PulledKv:
 
     def _pull(self, offered: KvOffer, blocks: Sequence[int], stop: Stop) -> int:
         try:
-            return pull(self.endpoint, offered, self._region(), self._torch.kv_pool, blocks, stop)
+            if (mirror := self._mirror) is None:
+                return pull(self.endpoint, offered, self._region(), self._torch.kv_pool, blocks, stop)
+            take = partial(mirror.take, offered.first, offered.last, blocks)
+            with mirror.used():
+                return pull(self.endpoint, offered, self._region(), self._torch.kv_pool, blocks, stop, take)
         except SquallError:
             raise
         except Exception as error:  # whatever it is, nothing is lost but this hand-off
-            traceback.print_exc(file=sys.stderr)
+            _log.exception("KV of request %s cannot be fetched", offered.request)
             raise TransferFailed(f"{type(error).__name__}: {error}") from None
 
     def _region(self) -> Region:
         if (region := self._torch.kv_region) is None:
-            raise ModelError("the KV pool is on a GPU, from where it cannot be moved yet")
+            raise ModelError("the KV pool is on several GPUs, from where it cannot be moved yet")
         return region
 
+    @property
+    def _mirror(self) -> Mirror | None:
+        return self._torch.cache.mirror
+
     def close(self) -> None:
-        self._offers.clear()
+        for number in list(self._offers):
+            self._end(number)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -128,3 +152,6 @@ class PulledTaking:
     def stop(self) -> None:
         self.ended.cancel()  # where no thread has begun with it
         self._stop.stop()
+
+    def settle(self) -> None:
+        self._stop.settle()

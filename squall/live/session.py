@@ -7,9 +7,8 @@ comes back finds them loaded. How they come is told by `arrival`, who works in w
 from __future__ import annotations
 
 import asyncio
-import sys
+import logging
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -67,6 +66,8 @@ from squall.live.rpc.generated import squall_pb2 as pb
 from squall.live.transport.kv import KvOffer
 
 LOAD_EVERY_S = 0.5
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -364,7 +365,7 @@ class Session:
         self._host.failed = error
         self.tell(CONTROLLER, ReplicaLost(self._host.replica, one_line(error)))
         self.over.set()
-        traceback.print_exception(error, file=sys.stderr)  # last: where the disk is full, it fails
+        _log.error("the engine failed", exc_info=error)
 
     def _emit(self, tokens: Sequence[TokenOut]) -> None:
         self.on_loop(lambda out: self._put(pb.FromReplica(output=convert.tokens_to_message(out))), tokens)

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import secrets
 import signal
@@ -48,6 +49,8 @@ FLUSH_S = 2.0
 EXIT_S = 5.0
 OPEN_S = 10.0
 """How long whoever calls may take to say who they are."""
+
+_log = logging.getLogger(__name__)
 
 Context = Any  # grpc.aio.ServicerContext of our two messages; the stubs make it generic, the library does not
 
@@ -174,7 +177,7 @@ class Worker:
             if any(host.session for host in self._hosts.values()):
                 alone_since = time.monotonic()
             elif time.monotonic() - alone_since > self.grace_s:
-                print(f"no head for {self.grace_s:g} s", file=sys.stderr)  # noqa: T201
+                _log.warning("no head for %g s", self.grace_s)
                 self.end()
 
     async def _finish_requests(self) -> None:
@@ -262,8 +265,7 @@ def _token(given: argparse.Namespace) -> str:
 
 
 def _log_given_up(error: OSError) -> None:
-    with contextlib.suppress(OSError):  # what we print is on the same disk
-        print(f"the event log ends here: {error.strerror}", file=sys.stderr)  # noqa: T201
+    _log.warning("the event log ends here: %s", error.strerror)
 
 
 def _bug(loop: asyncio.AbstractEventLoop, context: dict[str, Any], worker: Worker) -> None:

@@ -244,7 +244,7 @@ async def test_weights_that_cannot_be_loaded_are_reported_in_one_line(make_host:
 
 
 async def test_an_engine_that_breaks_takes_its_worker_with_it(
-    make_host: Any, serving: Any, capsys: pytest.CaptureFixture[str]
+    make_host: Any, serving: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     host = make_host()
 
@@ -259,7 +259,7 @@ async def test_an_engine_that_breaks_takes_its_worker_with_it(
         await talk.over
         while not worker.failed:
             await asyncio.sleep(0.001)
-    assert "out of memory" in capsys.readouterr().err
+    assert "out of memory" in caplog.text
 
 
 async def test_a_replica_that_is_stopped_says_so_and_ends_the_session(make_host: Any, serving: Any) -> None:
@@ -280,12 +280,10 @@ async def test_a_worker_that_should_end_finishes_its_requests_first(make_host: A
         assert talk.ear.out == {1: spoken(1, 60)}
 
 
-async def test_a_worker_that_no_head_wants_ends_by_itself(
-    make_host: Any, serving: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_worker_that_no_head_wants_ends_by_itself(make_host: Any, serving: Any, caplog: pytest.LogCaptureFixture) -> None:
     async with serving([make_host()], grace_s=0.05) as (worker, _):
         await worker._end.wait()
-    assert "no head for 0.05 s" in capsys.readouterr().err
+    assert "no head for 0.05 s" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ on a CPU rank 0 sees our KV, too, and moves it; what is said to be run has arriv
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +29,8 @@ from squall.live.engine.parallel import array, unpacked
 from squall.live.engine.team import Broken, Embed, Layers, Logits, Ready, Setup, Told, send, watch_leader
 from squall.live.engine.weights import DTYPES, Shard, allocate
 from squall.live.transport.memory import SharedMemory
+
+_log = logging.getLogger(__name__)
 
 
 class Rank:
@@ -111,7 +113,7 @@ def main(told: int, said: int) -> None:
         while True:
             rank.compute(messages.get()[0])
     except Exception as error:
-        traceback.print_exception(error, file=sys.stderr)
+        _log.error("the rank failed", exc_info=error)
         send(answers, Broken(f"failed: {type(error).__name__}: {' '.join(str(error).split())}"))
         os._exit(1)
 

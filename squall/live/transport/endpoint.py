@@ -9,6 +9,7 @@ import logging
 import secrets
 import socket
 import threading
+from functools import partial
 
 from squall.errors import ConfigError, PeerLost, PeerRefused, TransferFailed
 from squall.live.transport import frames
@@ -275,8 +276,9 @@ class Endpoint:
             frames.send(sock, frames.Wait(list(region.upstream(absent))))
         views = [region.view(segment) for segment in message.segments]
         if message.region in peer.takes:
-            if self.egress is not None:
-                self.egress.take(sum(map(len, views)))
+            if self.egress is not None:  # nothing is sent meanwhile, but that we live
+                sign_of_life = partial(frames.send, sock, frames.Wait([]))
+                self.egress.take(sum(map(len, views)), sign_of_life, self._patience_s * _SIGN_OF_LIFE)
             frames.send(sock, frames.Held())
         else:
             frames.send_data(sock, views, self.egress)

@@ -175,16 +175,15 @@ def send_data(sock: socket.socket, views: Sequence[memoryview], throttle: Thrott
         return
     left = list(views)
     while left:
-        piece = _piece(left)
+        piece = _piece(left, PIECE if throttle is None else throttle.piece)
         if throttle is not None:
             throttle.take(sum(map(len, piece)))
         left = remainder(left, sock.sendmsg(piece)) if throttle is None else _all(sock, left, piece)
 
 
-def _piece(views: list[memoryview]) -> list[memoryview]:
-    """The first PIECE bytes, or as many as one call takes."""
+def _piece(views: list[memoryview], room: int) -> list[memoryview]:
+    """The first `room` bytes, or as many as one call takes."""
     piece: list[memoryview] = []
-    room = PIECE
     for view in views[:_MAX_VECTORS]:
         piece.append(view[:room])
         room -= len(piece[-1])

@@ -109,30 +109,42 @@ class Stop:
     def __init__(self) -> None:
         self.wanted = False
         self._link: Link | None = None
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
 
     def stop(self) -> None:
         """What is under way raises at once, and nothing is begun any more."""
-        with self._lock:
+        with self._changed:
             self.wanted = True
             if self._link is not None:
                 self._link.interrupt()
 
+    def settle(self) -> None:
+        """After `stop`: return once nothing comes any more. A sender that is being dialled, and may hang, is not waited for."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._link is None)
+
     def watch(self, link: Link | None) -> None:
-        """The connection that is in use now. Raises TransferFailed where none is wanted any more."""
-        with self._lock:
-            self._link = link
+        """The connection that bytes come by now, None once they do not. Raises TransferFailed where none are wanted any more."""
+        with self._changed:
             if self.wanted and link is not None:
                 raise TransferFailed("it is not wanted any more")
+            self._link = link
+            self._changed.notify_all()
 
 
 def pull(
-    transport: Transport, offered: KvOffer, region: Region, pool: Pool, blocks: Sequence[int], stop: Stop | None = None
+    transport: Transport,
+    offered: KvOffer,
+    region: Region,
+    pool: Pool,
+    blocks: Sequence[int],
+    stop: Stop | None = None,
+    arrived: Callable[[], None] = lambda: None,
 ) -> int:
     """Fetch what is offered into `blocks` of our own pool, and tell the sender that it is here.
 
     A broken connection is taken up again at the layer. Blocks of one call must be nobody else's until it returns; `stop` makes it
-    return soon.
+    return soon. `arrived` is called when all is in `region`, before the sender is told.
 
     Returns:
         The bytes that were fetched.
@@ -158,6 +170,7 @@ def pull(
                         attempts += 1
                         reason = f"layer {layer} came {attempts} times with a wrong checksum"
                 if layer == offered.last:
+                    arrived()
                     link.notify(msgspec.msgpack.encode(KvTaken(offered.request, offered.first, offered.last, offered.number)))
                     return pool.num_bytes(offered.last - offered.first, len(blocks))
             except PeerLost as error:
@@ -217,8 +230,8 @@ def _close(link: Link | None, stop: Stop) -> None:
         link.close()
 
 
-def dial(transport: Transport, addresses: Sequence[str], region: str, fingerprint: str = "") -> Link:
-    """A link with `region` open, by the first of a sender's addresses that answers.
+def dial(transport: Transport, addresses: Sequence[str], region: str | None, fingerprint: str = "") -> Link:
+    """A link by the first of a sender's addresses that answers, with `region` open; None where nothing is to be read.
 
     Raises:
         PeerLost: none does. PeerRefused: the sender has no such region, or one of another kind.
@@ -231,7 +244,8 @@ def dial(transport: Transport, addresses: Sequence[str], region: str, fingerprin
             reason = error
             continue
         try:
-            link.open(region, fingerprint)
+            if region is not None:
+                link.open(region, fingerprint)
         except BaseException:
             link.close()
             raise

@@ -53,6 +53,11 @@ class Wire:
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
+    @property
+    def num_bytes(self) -> int:
+        """What the server has sent so far."""
+        return self._at
+
     def close(self) -> None:
         for sock in [self._listener, *self._open]:
             with contextlib.suppress(OSError):

@@ -256,3 +256,16 @@ def test_a_throttle_changes_no_byte(node: Node, gbps: float | None) -> None:
     link.read("pool", [(1, 400_000), (400_001, 599_999)], [memoryview(into)[:400_000], memoryview(into)[400_000:]])
     assert into == region.memory[1:]
     link.close()
+
+
+@BACKENDS
+def test_a_link_that_takes_longer_than_the_patience_is_waited_for(node: Node, backend: int) -> None:
+    """Half a second. Where bytes are read from memory, none are sent that would say that the peer lives; elsewhere in pieces."""
+    region = pool(size=50_000)
+    server, client = node("server", [region], gbps=0.0008, patience_s=0.1), node("client", patience_s=0.1)
+    link = client.connect(server.addresses[backend])
+    link.open("pool")
+    into = bytearray(50_000)
+    link.read("pool", [(0, 50_000)], [memoryview(into)])
+    assert into == region.memory
+    link.close()
