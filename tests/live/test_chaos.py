@@ -2,6 +2,7 @@
 
 import pytest
 
+from squall.live.engine import attention
 from tests.live import chaos
 
 
@@ -10,6 +11,13 @@ async def test_no_token_changes_whatever_comes_goes_or_breaks_down() -> None:
     assert broken == []
     assert total["requests"] > 20
     assert total["near"] == 0
+
+
+async def test_no_token_changes_where_kv_moves_through_a_mirror_of_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "readable", lambda _: False)
+    total, broken = await chaos.tally(3, 300)
+    assert broken == []
+    assert total["sendings of KV"] > 5
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def test_a_fleet_has_as_many_places_as_its_hosts() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "right"),
-    [("serve.device", "cuda", "'cpu'"), ("serve.transport", "nixl", "'tcp'"), ("replica.pp", "2", "1")],
+    [("serve.transport", "nixl", "'tcp'"), ("replica.pp", "2", "1")],
 )
 def test_real_replicas_that_cannot_are_refused_with_the_key_and_what_would_be_right(key: str, value: str, right: str) -> None:
     config = configuration.load(None, (*EMULATED, "serve.engine=torch", f"{key}={value}"))
@@ -40,3 +40,12 @@ def test_real_replicas_that_cannot_are_refused_with_the_key_and_what_would_be_ri
     with pytest.raises(ConfigError, match=rf"^load\.live with {key} = .* with {key} = {right} only, so far; set that") as raised:
         served_plan(config, model)
     assert "\n" not in str(raised.value)
+
+
+def test_replicas_of_one_gpu_work_while_they_load_and_those_of_several_do_not() -> None:
+    settings = (*EMULATED, "serve.engine=torch", "serve.device=cuda")
+    model = served_model(configuration.load(None, EMULATED))
+    assert served_plan(configuration.load(None, settings), model).live_layers == 32
+    message = r"^load\.live with replica\.tp = 2: served replicas on GPUs work while they load with replica\.tp = 1 only"
+    with pytest.raises(ConfigError, match=message):
+        served_plan(configuration.load(None, (*settings, "replica.tp=2")), model)
