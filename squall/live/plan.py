@@ -68,7 +68,7 @@ def num_live_layers(config: Config, model: ServedModel) -> int:
     for key, given, right in needed:
         if given != right:
             raise ConfigError(
-                f"load.live with {key} = {given!r}: served replicas{where} work while they load with {key} = {right!r} only, so far; "
-                "set that, or load.live = false"
+                f"load.live with {key} = {given!r}: served replicas{where} work while they load with {key} = {right!r} "
+                "only, so far; set that, or load.live = false"
             )
     return model.spec.num_layers
