@@ -114,6 +114,20 @@ def test_cached_blocks_cost_no_budget_and_those_in_use_no_free_block() -> None:
     assert plan(view) == Plan(FOREVER, open=False)
 
 
+def test_a_prompt_that_will_not_fit_whole_is_begun_unless_whole_prompts_are_asked_for() -> None:
+    view = View(waiting=[Waiting(250, cached=2, in_use=1)], free_blocks=14)  # 16 blocks in all, one of them in use
+    whole = Vllm(max_num_seqs=4, max_num_batched_tokens=100, whole_prompts=True)
+    assert plan(view).admit == (100,)
+    assert plan(view, whole) == Plan(FOREVER, open=False)
+    view.free_blocks = 15
+    assert plan(view, whole).admit == (100,)
+
+
+def test_whole_prompts_set_nothing_aside_for_those_that_are_begun() -> None:
+    view = View(num_decodes=1, waiting=[Waiting(50), Waiting(250), Waiting(10)], free_blocks=20)
+    assert plan(view, Vllm(max_num_seqs=4, max_num_batched_tokens=100, whole_prompts=True)).admit == (50, 49)
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [

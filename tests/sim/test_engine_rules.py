@@ -129,8 +129,8 @@ def crowds(draw: st.DrawFn) -> tuple[int, Batching, list[OfferedRequest]]:
     seqs = draw(st.integers(1, 6))
     tokens, cache = draw(st.integers(seqs, 30)), draw(st.booleans())
     kinds: list[Batching] = [
-        Vllm(seqs, tokens, cache), VllmV0(seqs, tokens, 0.1, cache), Sarathi(seqs, tokens, 0.1, cache), Orca(seqs, 30),
-        LightLlm(seqs, tokens, 2), BlitzBatching(tokens, 40, seqs),
+        Vllm(seqs, tokens, cache), Vllm(seqs, tokens, cache, whole_prompts=True), VllmV0(seqs, tokens, 0.1, cache),
+        Sarathi(seqs, tokens, 0.1, cache), Orca(seqs, 30), LightLlm(seqs, tokens, 2), BlitzBatching(tokens, 40, seqs),
     ]  # fmt: skip
     policy = draw(st.sampled_from(kinds))
     return least + draw(st.integers(0, 8)), policy, requests

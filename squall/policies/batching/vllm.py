@@ -26,6 +26,8 @@ class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
         preemption: who runs out of blocks computes its tokens again ("recompute"), or its blocks are copied to the host's memory
             and back ("swap", in simulations), as long as there is room; one pipeline stage only.
         swap_blocks: blocks of host memory for that, of each replica.
+        whole_prompts: who is admitted finds free blocks for all that it has to compute, not for its first piece alone; they are
+            not set aside (vLLM's `scheduler_reserve_full_isl`, on in 0.19).
     """
 
     max_num_seqs: int = 256
@@ -34,6 +36,7 @@ class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
     prefix_cache_outputs: bool = False
     preemption: Preemption = "recompute"
     swap_blocks: int = 0
+    whole_prompts: bool = False
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -75,7 +78,7 @@ class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
             cached, in_use = view.cached(work)
             tokens = min(work.target - cached * size, budget)
             blocks = -(-(cached * size + tokens) // size) - in_use
-            if blocks > free:
+            if (-(-work.target // size) - in_use if self.whole_prompts else blocks) > free:
                 break
             admit.append(tokens)
             free -= blocks
