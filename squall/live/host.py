@@ -100,8 +100,11 @@ class Host:
             self.way.prepare()
 
     def forget(self) -> None:
-        """The replica is off, and its process may stand ready for it to be wanted again: without its weights."""
-        if self.loads.idle:
+        """The replica is off, and its process may stand ready for it to be wanted again: without its weights.
+
+        In the engine's thread, where whoever wants them again prepares first.
+        """
+        if self.session is None and self.loads.idle:
             self.way.forget()
 
     def close(self) -> None:

@@ -116,6 +116,7 @@ class Loads:
         self._changed = threading.Condition()
         self._wanted: _Wanted | None = None
         self._working = False
+        self._then: Callable[[], None] | None = None
 
     def order(self, order: Order, told: Told) -> None:
         """Bring the weights. From any thread."""
@@ -127,13 +128,16 @@ class Loads:
         with self._changed:
             return not self._working
 
-    def stop(self) -> None:
-        """Nobody waits for them any more. What has arrived stays."""
-        self._replace(None)
+    def stop(self, then: Callable[[], None] | None = None) -> None:
+        """Nobody waits for them any more. What has arrived stays. `then` is called once nothing is on its way, in any thread; it
+        is not where another order comes before."""
+        self._replace(None, then)
 
-    def _replace(self, wanted: _Wanted | None) -> None:
+    def _replace(self, wanted: _Wanted | None, then: Callable[[], None] | None = None) -> None:
         with self._changed:
             before, self._wanted = self._wanted, wanted
+            self._then = then if self._working else None
+            idle = not self._working
             start = wanted is not None and not self._working
             self._working = self._working or start
             self._changed.notify_all()
@@ -142,6 +146,8 @@ class Loads:
             self._way.cancel()
         if start:
             threading.Thread(target=self._work, name="weights", daemon=True).start()
+        if idle and then is not None:
+            then()
 
     def _work(self) -> None:
         """Until nothing is wanted."""
@@ -162,8 +168,12 @@ class Loads:
 
     def _next(self) -> _Wanted | None:
         with self._changed:
-            self._working = self._wanted is not None
-            return self._wanted
+            wanted, then = self._wanted, self._then
+            self._working = wanted is not None
+            self._then = None
+        if wanted is None and then is not None:
+            then()
+        return wanted
 
     def _superseded(self, wanted: _Wanted) -> bool:
         """Its sources are lost: whether an order came that names others, or nobody wants it any more."""

@@ -128,7 +128,6 @@ class Session:
         self._closed = True
         self._errands.close()
         self._host.session = None
-        self._host.loads.stop()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         if self._driver is not None:
@@ -139,8 +138,7 @@ class Session:
         if self._handoffs is not None:
             self._host.thread.call(self._handoffs.close())
         self._host.thread.call(self._engine.reset)
-        if self._stopped:
-            self._host.thread.call(self._host.forget)
+        self._host.loads.stop(partial(self._host.thread.call, self._host.forget) if self._stopped else None)
 
     def receive(self, message: pb.ToReplica) -> None:
         """Raises ValueError for what makes no sense here."""

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 
 from squall.core.fleet_view import Place, Transfer
 from squall.errors import ModelError, PeerLost, PeerRefused
@@ -129,6 +130,38 @@ def test_after_stop_nobody_is_told_and_the_next_head_may_ask() -> None:
     loads.order(order(2), next_ear)
     assert next_ear.ended.wait(5)
     assert not ear.ended.is_set()
+
+
+def test_what_is_to_follow_a_stop_follows_once_nothing_is_on_its_way() -> None:
+    way = Scripted({1: until_over})
+    loads = Loads(way)
+    loads.order(order(1), Ear())
+    assert way.begun.wait(5)
+    idle: SimpleQueue[bool] = SimpleQueue()
+    loads.stop(lambda: idle.put(loads.idle))
+    assert idle.get(timeout=5)
+    loads.stop(lambda: idle.put(loads.idle))
+    assert idle.get_nowait()
+
+
+def test_what_is_to_follow_a_stop_does_not_where_another_order_comes_before() -> None:
+    slow, followed = threading.Event(), threading.Event()
+
+    def late(_: threading.Event) -> None:
+        assert slow.wait(5)
+        raise PeerLost("nobody wants it")
+
+    way, ear = Scripted({1: late, 2: fine}), Ear()
+    loads = Loads(way)
+    loads.order(order(1), Ear())
+    assert way.begun.wait(5)
+    loads.stop(followed.set)
+    loads.order(order(2), ear)
+    slow.set()
+    assert ear.ended.wait(5)
+    while not loads.idle:
+        time.sleep(0.001)
+    assert not followed.is_set()
 
 
 def test_an_engine_that_loads_itself_does_so_once() -> None:

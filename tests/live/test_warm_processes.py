@@ -79,6 +79,21 @@ async def test_a_warm_process_is_taken_and_kept_without_its_weights(tmp_path: Pa
         await asyncio.sleep(0)
 
 
+@pytest.mark.timeout(240)
+async def test_a_process_that_is_not_wanted_any_more_while_weights_come_keeps_none_of_them(tmp_path: Path) -> None:
+    """The link is slow: eight megabytes take two seconds."""
+    async with serving(write_checkpoint(tmp_path / "tiny"), tmp_path / "run", "serve.link_gbps=0.03", "launcher.warm=2") as fleet:
+        await fleet.until(lambda: fleet.launcher.warm == [(1,), (2,)])
+        pid = fleet.launcher.pid(1)
+        fleet.head.want(Role.BOTH, 2)
+        await fleet.until(lambda: fleet.layers().get(1, 0) >= 3)
+        some = resident(pid)
+        fleet.head.want(Role.BOTH, 1)
+        await fleet.until(lambda: resident(pid) < some / 2)
+        assert (fleet.launcher.pid(1), fleet.launcher.warm) == (pid, [(1,), (2,)])
+        assert fleet.moves.get(1, []) == []
+
+
 def test_warm_actors_are_refused() -> None:
     with pytest.raises(ConfigError, match=r'launcher.warm means nothing where launcher.kind = "ray"'):
         configuration.load(None, ['launcher.kind="ray"', "launcher.warm=1"])
