@@ -20,6 +20,10 @@ from squall.live.transport.region import Segment
 BUFFER = 4 << 20
 """Bytes that the system keeps for a socket."""
 
+QUIET_S = 30
+"""After so much silence the system asks whether the peer's machine is still there, and after three questions in vain says so:
+whoever goes without a word would otherwise keep its connection, of which there are not many, for ever."""
+
 T = TypeVar("T")
 
 
@@ -52,11 +56,15 @@ def _dial_here(name: str, patience_s: float) -> socket.socket:
 
 
 def tune(sock: socket.socket) -> None:
-    """As bulk transfers want it: large buffers, and no small frame waits for company."""
+    """As bulk transfers want it: large buffers, no small frame waits for company, and a peer that has vanished is noticed."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, BUFFER)
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", QUIET_S), ("TCP_KEEPINTVL", QUIET_S), ("TCP_KEEPCNT", 3)):
+            if (which := getattr(socket, name, None)) is not None:  # a system may have other names for them
+                sock.setsockopt(socket.IPPROTO_TCP, which, value)
 
 
 class SocketLink:

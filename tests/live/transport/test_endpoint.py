@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -256,6 +257,21 @@ def test_a_throttle_changes_no_byte(node: Node, gbps: float | None) -> None:
     link.read("pool", [(1, 400_000), (400_001, 599_999)], [memoryview(into)[:400_000], memoryview(into)[400_000:]])
     assert into == region.memory[1:]
     link.close()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux") or os.geteuid() != 0, reason="only root of Linux can vanish so")
+def test_a_peer_that_vanishes_without_a_word_makes_room(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("squall.live.transport.link.QUIET_S", 1)
+    server = node("server", [pool()])
+    link = node("client").connect(server.addresses[-1])
+    link.open("pool")
+    assert len(server._connections) == 1
+    link._sock.setsockopt(socket.IPPROTO_TCP, 19, 1)  # TCP_REPAIR: closing it sends nothing
+    link.close()
+    deadline = time.monotonic() + 30
+    while server._connections:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @BACKENDS
