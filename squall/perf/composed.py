@@ -12,6 +12,7 @@ from math import hypot
 
 from msgspec import Struct
 
+from squall.core.actions import Chunk
 from squall.core.types import Nanos
 from squall.errors import ConfigError
 from squall.perf.decompose import Collective, Layout, Operator, Stage, refuse_overlap_alone, stages
@@ -19,7 +20,7 @@ from squall.perf.efficiency import Efficiency
 from squall.perf.latency import UNITS_PER_NANO, BatchShape, Progression
 from squall.perf.model import ModelSpec
 from squall.perf.operators import AttentionShape, Estimate, OperatorSource, Provenance
-from squall.perf.prices import CurvePrices
+from squall.perf.prices import CurvePrices, like
 from squall.perf.speculation import Speculation, speculative_prices
 
 IN_A_STEP = 0.1
@@ -41,7 +42,7 @@ class Line(Struct, frozen=True):
         seconds: all of them together.
         told: see `Estimate`.
         source: who said so.
-        size: what one call works on: tokens; of decode attention those that it attends to.
+        size: what one call works on: tokens, all prompts of a step together; of decode attention those that it attends to.
     """
 
     stage: int
@@ -149,6 +150,7 @@ class Composed:
         for operator, size in asked:
             kind = "communication" if isinstance(operator, Collective) else "token"
             yield self._line(index, operator.name, kind, operator.count, _asks(operator, size), size)
+        chunk = self._as_one(stage, chunks) if chunks else None
         for count, attention in stage.attention:
             seen = f" (window {attention.window})" if attention.window else ""
             if decodes:
@@ -156,14 +158,23 @@ class Composed:
                 yield self._line(
                     index, f"decode attention{seen}", "sequence", count, _decode(batch, context, attention), shape.decode_context
                 )
-            for chunk in chunks:
-                ask = _prefill(chunk.num_tokens, chunk.offset, attention)
-                yield self._line(index, f"prefill attention{seen}", "sequence", count, ask, chunk.num_tokens)
+            if chunk is not None:
+                ask = _prefill(*chunk, attention)
+                yield self._line(index, f"prefill attention{seen}", "sequence", count, ask, tokens - decodes)
         busy = sum(operator.count * _best(self.sources, _asks(operator, size))[0].seconds
                    for operator, size in asked if operator not in stage.rows)  # fmt: skip
         for name, seconds in self.terms.named(stage, index == 0, busy):
             if seconds:
                 yield Line(index, name, "step", 1, seconds, Provenance.ROOFLINE, OVERHEAD, "constants")
+
+    def _as_one(self, stage: Stage, chunks: Sequence[Chunk]) -> tuple[int, int]:
+        """(tokens, tokens before) of the chunk whose attention costs what that of all of them does: see `CurvePrices`."""
+        sizes = [(chunk.num_tokens, chunk.offset) for chunk in chunks]
+        sizes.append(like(sum(tokens * tokens for tokens, _ in sizes), sum(tokens * before for tokens, before in sizes)))
+        return max(sizes, key=lambda size: self._prefill_s(stage, *size))
+
+    def _prefill_s(self, stage: Stage, tokens: int, before: int) -> float:
+        return sum(count * _best(self.sources, _prefill(tokens, before, shape))[0].seconds for count, shape in stage.attention)
 
     def _line(self, stage: int, name: str, kind: str, count: int, ask: "_Ask", size: int) -> Line:
         estimate, source = _best(self.sources, ask)

@@ -162,12 +162,18 @@ def beside_attention(curves: Curves) -> Beside:
     return lambda decodes, tokens, last: passing(decodes + tokens) + logits(decodes + last)
 
 
+def like(squares: int, before: int) -> tuple[int, int]:
+    """(tokens, tokens before) of the one chunk that stands for several: as long as the root of the sum of their squares, and with
+    as many pairs of tokens (Agrawal et al., Vidur, 2024). `before` is the sum of tokens times tokens before."""
+    length = max(1, (isqrt(4 * squares) + 1) // 2)
+    return length, before // length
+
+
 class CurvePrices:
     """A `LatencyModel` with one stage, made of curves; each is read once a size.
 
-    Several chunks in a step cost what one of an equivalent length does: the root of the sum of their squares, with as many pairs
-    of tokens (Agrawal et al., Vidur, 2024); but no less than the most expensive of them alone. `beside` replaces
-    `beside_attention`.
+    Attention of several chunks in a step costs what it does for one `like` them, but no less than for the most expensive of them
+    alone. `beside` replaces `beside_attention`.
     """
 
     def __init__(self, source: str, curves: Curves, beside: Beside | None = None) -> None:
@@ -233,8 +239,7 @@ class CurvePrices:
             alone = self._chunk(length).at(offset) if offset else self._prompt(length)
             if alone > most:
                 most = alone
-        length = max(1, (isqrt(4 * squares) + 1) // 2)
-        offset = before // length
+        length, offset = like(squares, before)
         together = self._chunk(length).at(offset) if offset else self._prompt(length)
         return self._beside(decodes, tokens, rows) + max(most, together)
 

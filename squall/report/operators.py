@@ -75,7 +75,7 @@ def _pool(pool: int, columns: Columns, composed: Composed) -> list[tuple[object,
             key = line.stage, line.operator
             told[key] = line.kind, line.provenance.value
             found = sums.setdefault(key, [0, 0, 0, 0, 0.0])
-            found[0] += 0 if key in seen else steps  # a line for each prompt
+            found[0] += 0 if key in seen else steps  # a line for each kind of layer
             seen.add(key)
             found[1] += steps * line.count
             found[2] += steps * line.count * line.size

@@ -2,7 +2,7 @@ import re
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -161,6 +161,33 @@ def test_the_explanation_adds_up_to_the_price() -> None:
     price = model.run(RunSteps(0, 1, 16, 16 * 1024, (Chunk(0, 0, 256, 0, True),)), 1)[0].first / 16e9
     assert price == pytest.approx(seconds, rel=0.01)
     assert low < seconds < high
+
+
+PIECES = st.lists(
+    st.builds(Chunk, st.integers(0, 9), st.integers(0, 4000), st.integers(1, 1000), st.just(0), st.booleans()),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(st.integers(0, 100), st.integers(1, 5000), PIECES, st.sampled_from([Layout(), Layout(tp=2), Layout(tp=2, pp=2)]))
+@settings(max_examples=60, deadline=None)
+def test_the_explanation_of_several_prompts_adds_up_to_the_price(
+    decodes: int, context: int, pieces: list[Chunk], layout: Layout
+) -> None:
+    model = Composed(resolve_model("gemma-3-12b"), H100.name, layout, [RooflineSource(H100)], efficiency_of(H100))
+    step = RunSteps(0, 1, decodes, decodes * context, tuple(pieces))
+    told = interval_of(model.explain(step))[0] * 1e9
+    assert told == pytest.approx(model.run(step, 1)[0].first / 16, rel=0.01)
+    assert told == pytest.approx(sum(model.stages(step)), rel=0.01)
+
+
+def test_attention_of_several_prompts_is_told_as_one_call() -> None:
+    model = composed()
+    chunks = (Chunk(1, 0, 30, 0, True), Chunk(2, 40, 20, 0, False))
+    [line] = [line for line in model.explain(RunSteps(0, 1, 7, 700, chunks)) if line.operator == "prefill attention"]
+    assert (line.count, line.size) == (5, 50)
+    assert line.seconds == pytest.approx(5 * 4 * MICRO)
 
 
 @pytest.mark.parametrize("gpu", ["t4", "b200"])

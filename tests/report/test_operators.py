@@ -97,13 +97,14 @@ def test_the_run_directory_holds_them(tmp_path: Path) -> None:
 
 
 def test_several_prompts_in_a_step_are_one_step_and_all_their_tokens() -> None:
-    """Three prompts of 100 at once: a step of 300 tokens, in which each has its own attention."""
+    """Three prompts of 100 at once: a step of 300 tokens, whose attention is one call a layer."""
     workload = {
         "kind": "synthetic", "arrivals": {"kind": "all_at_once"}, "num_requests": 3,
         "prompt": {"kind": "fixed", "tokens": 100}, "output": {"kind": "fixed", "tokens": 2},
     }  # fmt: skip
     _, found = table(config(workload=workload))
     rows = {row["operator"]: row for row in found.iter_rows(named=True)}
-    assert (rows["prefill attention"]["steps"], rows["prefill attention"]["calls"]) == (1, 3 * LAYERS)
+    prefill = rows["prefill attention"]
+    assert (prefill["steps"], prefill["calls"], prefill["size_max"]) == (1, LAYERS, 300)
     assert (rows["embedding"]["steps"], rows["embedding"]["size_max"]) == (2, 300)
     assert rows["head"]["size_max"] == 3
