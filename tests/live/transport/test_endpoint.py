@@ -1,11 +1,13 @@
 """The four verbs over both backends, and everybody who is turned away."""
 
 import contextlib
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 
@@ -259,14 +261,19 @@ def test_a_throttle_changes_no_byte(node: Node, gbps: float | None) -> None:
     link.close()
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux") or os.geteuid() != 0, reason="only root of Linux can vanish so")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux lets a connection vanish")
 def test_a_peer_that_vanishes_without_a_word_makes_room(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("squall.live.transport.link.QUIET_S", 1)
     server = node("server", [pool()])
     link = node("client").connect(server.addresses[-1])
     link.open("pool")
-    assert len(server._connections) == 1
-    link._sock.setsockopt(socket.IPPROTO_TCP, 19, 1)  # TCP_REPAIR: closing it sends nothing
+    (connection,) = server._connections
+    while any(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4))):  # what is not acknowledged is said again, and told in vain
+        time.sleep(0.01)
+    try:
+        link._sock.setsockopt(socket.IPPROTO_TCP, 19, 1)  # TCP_REPAIR: closing it sends nothing
+    except PermissionError:
+        pytest.skip("only who administers the network can vanish")
     link.close()
     deadline = time.monotonic() + 30
     while server._connections:
