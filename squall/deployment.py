@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from squall.config import Config
 from squall.core.actions import Chunk
 from squall.core.disaggregated import DisaggregatedRouter
-from squall.core.fleet_plan import FleetPlan, Patience, Slots, Weights
+from squall.core.fleet_plan import FleetPlan, Patience, Share, Slots, Weights
 from squall.core.fleet_view import Capacity
 from squall.core.handoff_router import HandoffRouter
 from squall.core.router import Router
@@ -37,13 +37,16 @@ class Batch(Struct, frozen=True):
     chunks: Sequence[Chunk] = ()
 
 
-def plain_plan(config: Config) -> FleetPlan:
-    """The fleet's bounds and patience, on a cluster of which nothing else is known: weights are just there."""
+def plain_plan(config: Config, share: Share | None = None) -> FleetPlan:
+    """The fleet's bounds and patience, on a cluster of which nothing else is known: weights are just there.
+
+    `share` is its place there where it is not alone: all GPUs of the cluster may be its own then, and even a CPU's are counted.
+    """
     fleet, replica = config.fleet, config.replica
     elastic = any(bounds.minimum < bounds.maximum for bounds in fleet.bounds.values())
     num = per_node = fleet.num_maximum  # a fixed fleet has its GPUs, and no others
-    if config.cluster.gpu.lower() != "cpu":
-        num = num_slots(config.cluster, replica) if elastic else num
+    if share is not None or config.cluster.gpu.lower() != "cpu":
+        num = num_slots(config.cluster, replica) if elastic or share is not None else num
         per_node = max(1, config.cluster.gpus_per_node // (replica.tp * replica.pp))
     patience = Patience(
         up_interval=_nanos(fleet.up_interval_s),
@@ -52,12 +55,14 @@ def plain_plan(config: Config) -> FleetPlan:
         idle_ttl=_nanos(fleet.idle_ttl_s),
         start_timeout=_nanos(fleet.start_timeout_s),
     )
-    return FleetPlan(fleet.bounds, Slots(num, per_node, nodes_per_slot(config)), patience=patience)
+    return FleetPlan(fleet.bounds, Slots(num, per_node, nodes_per_slot(config), shared=share), patience=patience)
 
 
-def full_plan(config: Config, model: ModelSpec, gpu: Gpu, latency: LatencyModel, num_blocks: int) -> FleetPlan:
+def full_plan(
+    config: Config, model: ModelSpec, gpu: Gpu, latency: LatencyModel, num_blocks: int, share: Share | None = None
+) -> FleetPlan:
     """As `plain_plan`, with the cluster's links, the model's weights and one replica's capacity. Raises ConfigError."""
-    plain = plain_plan(config)
+    plain = plain_plan(config, share)
     node = node_of(config, gpu)
     gpus, cluster = config.replica.tp * config.replica.pp, config.cluster
     slots = replace(

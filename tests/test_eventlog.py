@@ -38,6 +38,7 @@ from squall.core.actions import (
     StopReplica,
     SwapIn,
     SwapOut,
+    TellNeighbours,
     WarmReplica,
 )
 from squall.core.controller import Controller
@@ -54,6 +55,7 @@ from squall.core.events import (
     DrainWanted,
     Dropped,
     Emptied,
+    GpusHeld,
     HandedOver,
     HandoffFailed,
     Held,
@@ -121,6 +123,7 @@ EVENTS: list[AnyEvent] = [
     LivePaired(1, 0, 32), Unpaired(1, 0, True), LayersDone(3, 5, (1,)), PullWanted(0, 40), HandedOver(1, 3, 5, (REQUEST,)),
     NothingLeft(7), BatchFormed(), ActivationsSent(3), ActivationsFailed(3), ActivationsArrived(3), TakenOver(0, 1, (1,)),
     Surrendered(0, (1,)), Disowned((1,)), MoveWanted((1, 2)), ReturnWanted((1,)), KeepWanted((2,)), NoticeGiven(0, SECOND),
+    GpusHeld(1, (0, 1)),
 ]  # fmt: skip
 
 ACTIONS: list[AnyAction] = [
@@ -130,7 +133,7 @@ ACTIONS: list[AnyAction] = [
     Hold((1,)), Reserve(1, 100, (9,)), Join((1, 2), 0), SendKv(1, 2, 0, 0, 100), Abandon((1,)),
     SwapOut((1, 2)), SwapIn(1, 3, (9,)), Evict((8, 9)),
     RunLayers(3, 0, 1, (Chunk(1, 0, 100, 0, True),)), SendActivations(3, 0, 100),
-    StopReplica(0), Decided(Role.BOTH, 1, 2, "queue wait 1.2 s > 0.4 s"),
+    StopReplica(0), Decided(Role.BOTH, 1, 2, "queue wait 1.2 s > 0.4 s"), TellNeighbours(GpusHeld(1, (0,))),
 ]  # fmt: skip
 
 RECORDS = [Record(number, -1, event, ACTIONS) for number, event in enumerate(EVENTS)]

@@ -250,9 +250,18 @@ class Decided(Action, frozen=True, gc=False):
     why: str
 
 
+class TellNeighbours(Action, frozen=True, gc=False):
+    """Deliver `event` to the controllers of the other fleets on the cluster, at once: before anything else reaches them.
+
+    It is the last action of its call, so that nothing is left undone when they answer.
+    """
+
+    event: AnyEvent
+
+
 AnyAction = (
     Send | RunSteps | Cut | Preempt | Forget | Reply | StartReplica | LoadWeights | WarmReplica | StopReplica | Decided
     | Hold | Reserve | Join | SendKv | Abandon | RunLayers | SendActivations
-    | SwapOut | SwapIn | Evict
+    | SwapOut | SwapIn | Evict | TellNeighbours
 )  # fmt: skip
 """The closed union, for decoding."""

@@ -16,6 +16,7 @@ from squall.core.events import (
     AnyEvent,
     DrainWanted,
     Emptied,
+    GpusHeld,
     LayerArrived,
     LoadFailed,
     NodeDown,
@@ -128,6 +129,15 @@ class Controller:
         return sum(len(state.ready) for state in self._states.values())
 
     @property
+    def gpus(self) -> tuple[int, int]:
+        """On a cluster that is shared: how many the fleet has, and how many more it would have were there no other fleets."""
+        nodes, share = self._nodes, self.plan.slots.shared
+        if nodes.neighbours is None or share is None:
+            raise ValueError("the fleet is alone on its cluster")
+        asked = 0 if self._draining else min(sum(state.asked for state in self._states.values()), nodes.num_up)
+        return len(nodes.neighbours.ours) * share.gpus_per_slot, max(0, asked - nodes.num_usable) * share.gpus_per_slot
+
+    @property
     def fleet(self) -> Mapping[ReplicaId, Member]:
         """All replicas that ever were, to look at."""
         return self._fleet.members
@@ -167,6 +177,8 @@ class Controller:
             case NodeUp(node):
                 self._nodes.comes(node)
                 self._sources.node_back(node)
+            case GpusHeld() if self._nodes.neighbours is not None:
+                self._nodes.neighbours.hear(event)
             case _ if isinstance(event, ABOUT_A_REPLICA):
                 actions += self._observe(self._member(event.replica), event, now)
             case _:
@@ -175,6 +187,8 @@ class Controller:
         self._decide(actions, now)
         self._reconcile(actions, now)
         self.wake_at = self._next_wake(now)
+        if self._nodes.neighbours is not None:
+            actions += self._nodes.neighbours.news()
         return actions
 
     # -- what is observed
@@ -328,18 +342,20 @@ class Controller:
             self._fleet.move(member, Revived(), now)
             actions += self._announce(member)
             count -= 1
-        lend = is_stranded(self._fleet, state, self._nodes.is_down)
+        lend = is_stranded(self._fleet, state, self._nodes.is_closed)
         for member in changing_role(self._states.values(), state, count, self._pairs.concerns, lend=lend):
             self._fleet.assign(member, state)
             if member.announced:
                 changed = RoleChanged(member.replica, state.role)
                 actions += [Send(ROUTER, changed), Send(member.replica, changed)]
             count -= 1
+        count = min(count, self._nodes.room) if count else 0
         if not count:
             return []
         self._sources.now = now
         launched: list[Member] = []
-        for replica in free_slots(self._fleet, count, now, self._nodes.is_down, lambda: frozenset(self._sources.host_copies)):
+        for replica in free_slots(self._fleet, count, now, self._nodes.is_closed, lambda: frozenset(self._sources.host_copies)):
+            self._nodes.began(replica)
             member = self._fleet.member(replica)
             self._fleet.assign(member, state)
             self._fleet.move(member, Launched(), now)
@@ -422,7 +438,7 @@ class Controller:
         states = self._states.values()
         if self._failing and any(state.num_here < state.target for state in states):
             members = [self._fleet.members[replica] for replica in self._failing]
-            times += [max(now, member.start_at) for member in members if member.is_free]
+            times += [member.start_at for member in members if member.is_free and member.start_at > now]
         for state in states:
             if state.leaving:
                 times += [m.withdraw_at for m in state.leaving.values() if m.phase is Phase.READY and m.withdraw_at > now]

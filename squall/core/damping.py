@@ -27,7 +27,11 @@ def decide(
         state.observe(now)
     answer = policy(view)
     wanted = {role: answer.counts.get(role) if state.manual is None else state.manual for role, state in states.items()}
-    counts, whys = bounded(states, wanted, num_slots)
+    counts, whys = bounded(states, wanted)
+    for role, state in states.items():
+        state.asked = counts[role]
+    if num_slots is not None:
+        within(states, counts, num_slots, whys)
     decided: list[Decided] = []
     for role, state in states.items():
         before = state.target
@@ -78,14 +82,11 @@ def next_look(states: Collection[RoleState], patience: Patience, now: Nanos, lat
     return min([soonest, *(member.launched_at + patience.start_timeout for member in coming)])
 
 
-def bounded(
-    states: Mapping[Role, RoleState], wanted: Mapping[Role, int | None], num_slots: int | None
-) -> tuple[dict[Role, int], dict[Role, str]]:
-    """What can be had of what is wanted, for each role, and what that does to it in words.
+def bounded(states: Mapping[Role, RoleState], wanted: Mapping[Role, int | None]) -> tuple[dict[Role, int], dict[Role, str]]:
+    """What may be had of what is wanted, for each role, and what that does to it in words.
 
     Args:
         wanted: None keeps the target: nobody knows better.
-        num_slots: slots that can be used; None where it does not matter.
     """
     counts: dict[Role, int] = {}
     whys: dict[Role, str] = {}
@@ -100,12 +101,10 @@ def bounded(
         if busy or any(counts.values()):
             counts[role] = 1
             whys[role] = "one must stay while there is work" if busy else "neither role without the other"
-    if num_slots is not None:
-        _within(states, counts, num_slots, whys)
     return counts, whys
 
 
-def _within(states: Mapping[Role, RoleState], counts: dict[Role, int], num_slots: int, whys: dict[Role, str]) -> None:
+def within(states: Mapping[Role, RoleState], counts: dict[Role, int], num_slots: int, whys: dict[Role, str]) -> None:
     """Lower the counts until there is a slot for each replica: first of the role that is furthest above its minimum."""
     short = sum(counts.values()) - num_slots
     if short <= 0:

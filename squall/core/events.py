@@ -199,6 +199,16 @@ class NodeUp(Event, frozen=True, gc=False):
     node: int
 
 
+# -- from the controller of one fleet to those of the others on the same cluster
+
+
+class GpusHeld(Event, frozen=True, gc=False):
+    """Another fleet on the cluster has these GPUs from now on, and no others: they are numbered through, node by node."""
+
+    fleet: int
+    gpus: tuple[int, ...]
+
+
 # -- KV on its way from one replica to another
 
 
@@ -430,7 +440,7 @@ class Woke(Event, frozen=True, gc=False):
 AnyEvent = (
     Submitted | StepsDone | Cancelled | Arrived | Progressed | ReplicaUp | ReplicaDown | DrainWanted | ReplicaStarted
     | LayerArrived | WeightsLoaded | LoadFailed | Warmed | Emptied | ReplicaLost | ReplicaStopped | Woke | Stirred
-    | ScaleWanted | NodeDown | NodeUp | NoticeGiven
+    | ScaleWanted | NodeDown | NodeUp | NoticeGiven | GpusHeld
     | Offered | KvWanted | KvSent | KvFailed | KvArrived | Dropped | RoleChanged | Adopted | NotHeld | HandoffFailed | Kept
     | MoveWanted | ReturnWanted | KeepWanted
     | LivePaired | Unpaired | LayersDone | PullWanted | HandedOver | NothingLeft | BatchFormed

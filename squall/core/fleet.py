@@ -167,7 +167,7 @@ class RoleState:
         leaving: of the ready and the coming, those whose node goes: they do not count any more.
         target: how many there should be.
         manual: how many somebody said there should be, whatever the policy says.
-        wanted: the policy's latest answer, within bounds.
+        asked: the policy's latest answer, within bounds; `wanted`: as much of it as there is place for.
         highest: of the answers.
         raised_at, lowered_at: when the target went up and down last.
     """
@@ -184,6 +184,7 @@ class RoleState:
         self.leaving: dict[ReplicaId, Member] = {}
         self.target = bounds.initial
         self.manual: int | None = None
+        self.asked = bounds.initial
         self.wanted = bounds.initial
         self.highest = Highest(plan.patience.down_window)
         self.raised_at: Nanos | None = None

@@ -19,6 +19,23 @@ class Bounds(Struct, frozen=True):
     initial: int
 
 
+class Share(Struct, frozen=True):
+    """The place of a fleet on a cluster where there are others. GPUs are numbered through, node by node.
+
+    Attributes:
+        fleet: which one it is, from 0.
+        minima: GPUs that the least replicas of each fleet need: nobody else may have the last of them.
+        num_gpus, gpus_per_node: of the cluster.
+        gpus_per_slot: of one replica of this fleet.
+    """
+
+    fleet: int
+    minima: tuple[int, ...]
+    num_gpus: int
+    gpus_per_node: int
+    gpus_per_slot: int
+
+
 class Slots(Struct, frozen=True):
     """Where replicas can be. A replica's id is its slot; slots are numbered node by node.
 
@@ -29,6 +46,7 @@ class Slots(Struct, frozen=True):
         per_domain: slots that share an NVLink domain (or its like); 1 where nothing joins replicas.
         nodes_per_leaf: nodes that hang on one leaf switch; 0 = all.
         nic_bytes_per_s, link_bytes_per_s: what one replica's GPUs together send to other nodes, and inside their domain.
+        shared: where other fleets have GPUs of the same cluster, so that a slot may be taken by them.
     """
 
     num: int
@@ -38,6 +56,7 @@ class Slots(Struct, frozen=True):
     nodes_per_leaf: int = 0
     nic_bytes_per_s: float = 0.0
     link_bytes_per_s: float = 0.0
+    shared: Share | None = None
 
     def node(self, replica: ReplicaId) -> int:
         """The (first) node of a slot."""
@@ -47,6 +66,12 @@ class Slots(Struct, frozen=True):
         """All nodes that the slot has GPUs of."""
         first = self.node(replica)
         return range(first, first + self.nodes_per_slot)
+
+    def gpus(self, replica: ReplicaId) -> range:
+        """The slot's GPUs; on a cluster that is shared."""
+        assert self.shared is not None
+        first = self.node(replica) * self.shared.gpus_per_node + replica % self.per_node * self.shared.gpus_per_slot
+        return range(first, first + self.shared.gpus_per_slot)
 
     def domain(self, replica: ReplicaId) -> int:
         return replica // self.per_domain

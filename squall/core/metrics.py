@@ -122,11 +122,25 @@ class RoleUse(Struct, frozen=True):
     max: int
 
 
+class GpuLevel(Struct, frozen=True):
+    """From `at` on, a fleet that shares its cluster had so many GPUs, and waited for so many more, which others had."""
+
+    at: Nanos
+    held: int
+    awaited: int
+
+
 class FleetUse(Struct, frozen=True):
-    """What became of a fleet that may change. `ready_after`: of each replica that came up, the time from its start to then."""
+    """What became of a fleet that may change.
+
+    Attributes:
+        ready_after: of each replica that came up, the time from its start to then.
+        gpus: on a cluster that is shared, every change of what it had.
+    """
 
     roles: tuple[RoleUse, ...]
     ready_after: tuple[Nanos, ...]
+    gpus: tuple[GpuLevel, ...] = ()
 
 
 class RunRecord(Struct):

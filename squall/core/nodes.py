@@ -1,4 +1,4 @@
-"""Nodes that go and come back, and what that means for the slots on them; processes that go before they are asked to.
+"""Slots that can be used: nodes that go and come back, GPUs that other fleets have, processes that go before they are asked to.
 
 Knows no reason and no replica's work.
 """
@@ -6,6 +6,7 @@ Knows no reason and no replica's work.
 from __future__ import annotations
 
 from squall.core.fleet import Fleet, Member
+from squall.core.neighbours import Neighbours
 from squall.core.types import Nanos, ReplicaId
 
 
@@ -13,11 +14,13 @@ class Nodes:
     """The nodes of a fleet.
 
     Attributes:
-        num_usable: slots that no node which goes, or is gone, has a part in.
+        num_up: slots that no node which goes, or is gone, has a part in.
+        neighbours: who else has GPUs there; None where the fleet is alone.
     """
 
     def __init__(self, fleet: Fleet) -> None:
-        self.num_usable = fleet.slots.num
+        self.num_up = fleet.slots.num
+        self.neighbours = None if fleet.slots.shared is None else Neighbours(fleet.slots)
         self._fleet = fleet
         self._leaving: dict[int, Nanos] = {}  # nodes that go, or are gone: when
         self._ending: dict[ReplicaId, Nanos] = {}  # replicas whose process ends: when
@@ -37,13 +40,37 @@ class Nodes:
         self._ending[replica] = at
         self._mark_one(self._fleet.members[replica], now)
 
+    def began(self, replica: ReplicaId) -> None:
+        """It gets a process."""
+        if self.neighbours is not None:
+            self.neighbours.took(replica)
+
     def ended(self, replica: ReplicaId) -> None:
         """Its process has ended."""
+        if self.neighbours is not None:
+            self.neighbours.gave(replica)
         if self._ending.pop(replica, None) is not None:
             self._mark_one(self._fleet.members[replica], None)
 
-    def is_down(self, replica: ReplicaId) -> bool:
+    @property
+    def num_usable(self) -> int:
+        """Slots where there is a replica, or could be one."""
+        if self.neighbours is None:
+            return self.num_up
+        ours = self.neighbours.ours
+        free = sum(replica not in ours and not self.is_closed(replica) for replica in range(self._fleet.slots.num))
+        return sum(not self._is_down(replica) for replica in ours) + min(free, self.room)
+
+    @property
+    def room(self) -> int:
+        """Replicas that there are GPUs for, if there are slots."""
+        return self.num_up if self.neighbours is None else self.neighbours.room(self._leaving.__contains__)
+
+    def is_closed(self, replica: ReplicaId) -> bool:
         """The slot is not to be used."""
+        return self._is_down(replica) or (self.neighbours is not None and self.neighbours.has(replica))
+
+    def _is_down(self, replica: ReplicaId) -> bool:
         return bool(self._leaving) and any(node in self._leaving for node in self._fleet.slots.nodes(replica))
 
     def _mark(self, node: int, now: Nanos | None) -> None:
@@ -51,7 +78,7 @@ class Nodes:
         for member in self._fleet.members.values():
             if node in slots.nodes(member.replica):
                 self._mark_one(member, now)
-        self.num_usable = sum(not self.is_down(replica) for replica in range(slots.num))
+        self.num_up = sum(not self._is_down(replica) for replica in range(slots.num))
 
     def _mark_one(self, member: Member, now: Nanos | None) -> None:
         times = [self._leaving[node] for node in self._fleet.slots.nodes(member.replica) if node in self._leaving]

@@ -15,7 +15,7 @@ HOPELESS_AFTER = 2
 
 
 def free_slots(
-    fleet: Fleet, count: int, now: Nanos, is_down: Callable[[ReplicaId], bool], host_copies: Callable[[], frozenset[int]]
+    fleet: Fleet, count: int, now: Nanos, is_closed: Callable[[ReplicaId], bool], host_copies: Callable[[], frozenset[int]]
 ) -> list[ReplicaId]:
     """Up to `count` slots where a replica can be started now, those first that its weights reach soonest.
 
@@ -24,7 +24,7 @@ def free_slots(
     free: list[ReplicaId] = []
     for replica in range(fleet.slots.num):
         member = fleet.members.get(replica)
-        if (member is None or (member.is_free and member.start_at <= now)) and not is_down(replica):
+        if (member is None or (member.is_free and member.start_at <= now)) and not is_closed(replica):
             free.append(replica)
     if len(free) <= count:
         return free
@@ -52,11 +52,11 @@ def surplus_of(state: RoleState) -> int:
     return state.num_here - state.target
 
 
-def is_stranded(fleet: Fleet, state: RoleState, is_down: Callable[[ReplicaId], bool]) -> bool:
+def is_stranded(fleet: Fleet, state: RoleState, is_closed: Callable[[ReplicaId], bool]) -> bool:
     """Nobody serves the role, and wherever somebody comes or could be started for it, that has failed over and over."""
     if state.ready:
         return False
-    slots = (replica for replica in range(fleet.slots.num) if not is_down(replica))
+    slots = (replica for replica in range(fleet.slots.num) if not is_closed(replica))
     members = [fleet.members.get(replica) for replica in slots]
     hopes = [member for member in members if member is None or member.is_free or member.replica in state.coming]
     return bool(hopes) and all(member is not None and member.num_failures >= HOPELESS_AFTER for member in hopes)

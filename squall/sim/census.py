@@ -1,11 +1,14 @@
-"""How many replicas of each role a simulated fleet has had, and how long new ones took. Knows no policy and decides nothing."""
+"""How many replicas of each role a simulated fleet has had, how long new ones took, and on a shared cluster how many GPUs it had.
+
+Knows no policy and decides nothing.
+"""
 
 from __future__ import annotations
 
 from squall.core.actions import AnyAction
 from squall.core.controller import Controller
 from squall.core.events import AnyEvent, Warmed
-from squall.core.metrics import FleetUse, RoleUse
+from squall.core.metrics import FleetUse, GpuLevel, RoleUse
 from squall.core.types import Nanos, Role
 
 
@@ -21,6 +24,8 @@ class Census:
         self._most = dict.fromkeys(controller.states, 0)
         self._sum = dict.fromkeys(controller.states, 0)  # of replicas times nanoseconds
         self._ready_after: list[Nanos] = []
+        self._shares = controller.plan.slots.shared is not None
+        self._gpus: list[GpuLevel] = []
 
     def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
         actions = self._controller.handle(event, now)
@@ -28,11 +33,21 @@ class Census:
         counted = {role: len(state.ready) for role, state in self._controller.states.items()}
         if counted != self._now:
             self._count(counted, now)
+        if self._shares:
+            self._look_at_gpus(now)
         if type(event) is Warmed:
             member = self._controller.fleet[event.replica]
             if member.launched_at and not member.stopping:
                 self._ready_after.append(now - member.launched_at)
         return actions
+
+    def _look_at_gpus(self, now: Nanos) -> None:
+        held, awaited = self._controller.gpus
+        if self._gpus and (self._gpus[-1].held, self._gpus[-1].awaited) == (held, awaited):
+            return
+        if self._gpus and self._gpus[-1].at == now:
+            self._gpus.pop()
+        self._gpus.append(GpuLevel(now, held, awaited))
 
     def _count(self, counted: dict[Role, int], now: Nanos) -> None:
         """The count until now lasted until now. One that lasted no time was never there."""
@@ -50,4 +65,4 @@ class Census:
             RoleUse(role.value, self._fewest.get(role, 0), self._sum[role] / now if now else 0.0, self._most[role])
             for role in self._now
         )
-        return FleetUse(tuple(roles), tuple(self._ready_after))
+        return FleetUse(tuple(roles), tuple(self._ready_after), tuple(self._gpus))

@@ -32,6 +32,7 @@ from squall.core.actions import (
     StopReplica,
     SwapIn,
     SwapOut,
+    TellNeighbours,
     WarmReplica,
 )  # fmt: skip
 from squall.core.events import AnyEvent, Cancelled, Rejection, Submitted, Woke
@@ -72,6 +73,7 @@ class Driver:
         num_events: events delivered.
         scale_ups, scale_downs: replicas added and removed by decisions.
         cut_off: told of every run that the end cuts off: replica, run, steps that are done, and when the last one was.
+        tell_neighbours: the controllers of other fleets hear of it at this instant, before this returns.
         in_vain_after: who waits for a replica, with its KV held or without, is refused when for so long after the last arrival
             nobody but the controller has done anything, and that is the end.
     """
@@ -91,6 +93,7 @@ class Driver:
         self.num_events = 0
         self.scale_ups = self.scale_downs = 0
         self.cut_off: Callable[[ReplicaId, RunId, int, Nanos], None] | None = None
+        self.tell_neighbours: Callable[[AnyEvent, Nanos], None] = lambda *_: None
         self.in_vain_after: Nanos = FOREVER
         self._machines = dict(machines)
         self._world = world
@@ -130,28 +133,65 @@ class Driver:
 
         At `until` all ends: steps that end at that very instant count, and what arrives at it does not come any more.
         """
+        self.begin()
+        self.follow((self.now, WAKE + 1))  # who wants to be woken at 0 comes before the first arrival
+        for at, event in offered:
+            if at >= until:
+                break
+            self.follow((at, ARRIVAL))
+            self.offer(event, at)
+        else:
+            self.follow((until, ARRIVAL), last=True)
+            if until == FOREVER or self._in_vain or self._is_over():
+                self.refuse_who_waits()
+                return
+        self.follow((until, ARRIVAL))
+        self.stop(until)
+
+    # -- the parts of a run, for whoever has several drivers on one clock
+
+    def begin(self) -> None:
+        """Before anything happens."""
         for id, machine in self._machines.items():
             if machine.wake_at is not None:
                 self._set_wake(id, machine.wake_at)
         self._loader.begin()
-        self._follow((self.now, WAKE + 1))  # who wants to be woken at 0 comes before the first arrival
-        for at, event in offered:
-            if at >= until:
-                break
-            self._follow((at, ARRIVAL))
-            self.now = at
-            if type(event) is Cancelled:
-                self._world.cancel(event.request, at)
-            self._messages.append((ROUTER, event))
-        else:
-            self._follow((until, ARRIVAL), last=True)
-            if until == FOREVER or self._in_vain or self._is_over():
-                self._refuse_who_waits()
-                return
-        self._follow((until, ARRIVAL))
-        self._stop(until)
 
-    def _stop(self, now: Nanos) -> None:
+    def offer(self, event: AnyEvent, at: Nanos) -> None:
+        """A client does something: it is next."""
+        self.now = at
+        if type(event) is Cancelled:
+            self._world.cancel(event.request, at)
+        self._messages.append((ROUTER, event))
+
+    def next_due(self) -> tuple[Nanos, int, MachineId] | None:
+        """What would be delivered next: when, with which priority, and to whom."""
+        heap = self._heap
+        if self._messages and not (heap and heap[0][:2] == (self.now, END)):
+            return self.now, MESSAGE, self._messages[0][0]
+        return heap[0][:3] if heap else None
+
+    def is_done(self, at: Nanos) -> bool:
+        """Nothing is left to happen at `at` or later that is of any use; see `in_vain_after`."""
+        return self._is_over() or self._is_in_vain(at)
+
+    def hear(self, event: AnyEvent, now: Nanos) -> None:
+        """What the controller of another fleet tells ours: it is taken in at once."""
+        self.now = now
+        controller = self._machines[CONTROLLER]
+        actions = controller.handle(event, now)
+        self.num_events += 1
+        if self._log is not None:
+            self._log(now, CONTROLLER, event, actions)
+        for action in actions:
+            if type(action) is Send:
+                self._messages.append((action.to, action.event))
+            else:
+                self._perform(CONTROLLER, action, now)
+        if controller.wake_at is not None or CONTROLLER in self._wakes:
+            self._set_wake(CONTROLLER, controller.wake_at)
+
+    def stop(self, now: Nanos) -> None:
         """The steps that engines have done by now count, and nothing else will happen."""
         self.now = now
         for id, engine in self._engines.items():
@@ -160,7 +200,7 @@ class Driver:
                 self.cut_off(id, *cut_off)
         self._world.stop(now)
 
-    def _follow(self, until: tuple[Nanos, int], last: bool = False) -> None:
+    def follow(self, until: tuple[Nanos, int], last: bool = False) -> None:
         """Deliver all that is due and what follows from it, up to an instant and a priority in it.
 
         With `last` nothing else will be offered, and no more is delivered than is needed to end.
@@ -169,7 +209,7 @@ class Driver:
             self._heap, self._messages, self._machines, self._engines, self._enders, self._wakes, self._log,
             self._world.released, self._world.left,
         )  # fmt: skip
-        now, num_events = self.now, self.num_events
+        now, num_events = self.now, 0
         event: AnyEvent | None
         while True:
             if messages and not (heap and heap[0][0] == now and heap[0][1] == END):
@@ -206,7 +246,8 @@ class Driver:
                 self._set_wake(id, machine.wake_at)
             if released:
                 self._let_go(now)
-        self.now, self.num_events = now, num_events
+        self.now = now
+        self.num_events += num_events
 
     def _let_go(self, now: Nanos) -> None:
         """Requests that waited for the end of another one arrive once their clients have thought."""
@@ -261,6 +302,8 @@ class Driver:
                 self._loader.perform(action, now)
             case LoadWeights() | WarmReplica() | StopReplica():
                 self._loader.perform(action, now)
+            case TellNeighbours(event):
+                self.tell_neighbours(event, now)
             case Decided(_, before, after):
                 self.scale_ups += max(0, after - before)
                 self.scale_downs += max(0, before - after)
@@ -350,7 +393,7 @@ class Driver:
         self._in_vain = at - self._progress_at >= self.in_vain_after
         return self._in_vain
 
-    def _refuse_who_waits(self) -> None:
+    def refuse_who_waits(self) -> None:
         waiting = list(getattr(self._machines[ROUTER], "unfinished", ()))
         while waiting:
             for request in waiting:

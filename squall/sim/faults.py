@@ -37,12 +37,17 @@ class Stroke(NamedTuple):
 class Faults:
     """Satisfies `loading.Breaker`.
 
+    On a cluster that several fleets share, those of one of them break nodes and links, for all: the `neighbours` are hit, too.
+
     Args:
         script: what happens when.
         hazards: what may happen at any time.
         slots: which replica is on which node.
         seed: of the dice.
         set_speed: tells that a replica's steps run at so much of their speed.
+
+    Attributes:
+        neighbours: the other fleets' loaders and slots.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Faults:
         set_speed: Callable[[ReplicaId, float, Nanos], None] = lambda *_: None,
     ) -> None:
         self.set_speed = set_speed
+        self.neighbours: Sequence[tuple[Loader, Slots]] = ()
         self._hazards = hazards
         self._slots = slots
         self._dice = Random(f"faults {seed}")
@@ -81,18 +87,21 @@ class Faults:
         fault = stroke.fault
         match stroke.what:
             case "notice":
-                loader.tell(NodeDown(stroke.which, now + _nanos(fault.notice_s)), now)
+                for each, _ in self._everybody(loader):
+                    each.tell(NodeDown(stroke.which, now + _nanos(fault.notice_s)), now)
             case "replica":
                 loader.kill(stroke.which, "a fault", now)
             case "node":
                 self._down.add(stroke.which)
-                loader.tell(NodeDown(stroke.which, now), now)
-                for replica in [id for id in sorted(loader.held) if stroke.which in self._slots.nodes(id)]:
-                    loader.kill(replica, f"node {stroke.which} is gone", now)
-                loader.lose_host(stroke.which, now)
+                for each, slots in self._everybody(loader):
+                    each.tell(NodeDown(stroke.which, now), now)
+                    for replica in [id for id in sorted(each.held) if stroke.which in slots.nodes(id)]:
+                        each.kill(replica, f"node {stroke.which} is gone", now)
+                    each.lose_host(stroke.which, now)
             case "up":
                 self._down.discard(stroke.which)
-                loader.tell(NodeUp(stroke.which), now)
+                for each, _ in self._everybody(loader):
+                    each.tell(NodeUp(stroke.which), now)
             case "link" | "link over" if loader.roads is not None:
                 factor = self._factor("link", stroke)
                 network = loader.roads.network
@@ -100,7 +109,8 @@ class Faults:
                     if name.startswith(f"node{stroke.which}."):
                         whole = self._whole.setdefault(name, link.bandwidth)
                         network.set_bandwidth(name, whole * factor, now)
-                loader.links_changed(now)
+                for each, _ in self._everybody(loader):
+                    each.links_changed(now)
             case "slow" | "slow over":
                 self.set_speed(stroke.which, self._factor("slow", stroke), now)
             case "replica by chance":
@@ -112,6 +122,9 @@ class Faults:
                 if node not in self._down:
                     hazards = self._hazards
                     self._plan(Fault(0, "node", node, hazards.node_back_s, hazards.notice_s), now)
+
+    def _everybody(self, loader: Loader) -> Sequence[tuple[Loader, Slots]]:
+        return ((loader, self._slots), *self.neighbours)
 
     def _factor(self, kind: str, stroke: Stroke) -> float:
         """How much of its speed is left, of all faults that last together; exactly 1 where none does."""

@@ -5,14 +5,15 @@ Knows which part makes what. Nothing in it changes; the parts that do are made a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from squall.config import Config
-from squall.core.fleet_plan import FleetPlan
+from squall.core.fleet_plan import FleetPlan, Share
 from squall.core.types import SECOND, Nanos, ReplicaId
 from squall.deployment import full_plan, node_of, plain_plan
 from squall.perf.dtypes import DTYPE_BYTES
@@ -24,6 +25,7 @@ from squall.sim.faults import Faults
 from squall.sim.handoff import KvMoves, KvShape, Lanes
 from squall.sim.loading import Delays, Roads
 from squall.sim.network import Network
+from squall.sim.shares import FlowId
 from squall.sim.weights import WeightFlows
 
 
@@ -32,6 +34,14 @@ class Shard(Struct, frozen=True):
 
     layers: tuple[int, ...]
     rest: int
+
+
+class Wires(NamedTuple):
+    """A network, and numbers for flows that nobody else on it takes: of weights upwards, of KV downwards."""
+
+    network: Network
+    weights: Iterator[FlowId]
+    kv: Iterator[FlowId]
 
 
 class Ground(Struct, frozen=True):
@@ -64,19 +74,24 @@ class Ground(Struct, frozen=True):
         first = slots.node(replica) * on_node + replica % slots.per_node * self.num_gpus
         return range(first, first + self.num_gpus)
 
-    def roads(self) -> Roads | None:
+    def wires(self) -> Wires:
         """The network, empty."""
+        return Wires(Network(self.links), count(), count(-1, -1))
+
+    def roads(self, wires: Wires) -> Roads | None:
+        """The weights' part of the network."""
         if self.fabric is None or self.shard is None:
             return None
-        network = Network(self.links)
-        return Roads(network, WeightFlows(network, self.fabric, self.gpus_of, self.shard.layers, self.shard.rest, count()))
+        flows = WeightFlows(wires.network, self.fabric, self.gpus_of, self.shard.layers, self.shard.rest, wires.weights)
+        return Roads(wires.network, flows)
 
-    def kv_moves(self, roads: Roads | None) -> KvMoves:
+    def kv_moves(self, wires: Wires) -> KvMoves:
         """Hand-offs, on the network where there is one."""
-        if roads is None or self.fabric is None:
+        if self.fabric is None or self.shard is None:
             return KvMoves(self.kv, delay=self.kv_delay)
-        numbers = count(-1, -1)  # those of the weights go upwards
-        return KvMoves(self.kv, Lanes(roads.network, self.fabric, self.gpus_of, numbers), self.kv_delay, self.kv_transfers)
+        return KvMoves(
+            self.kv, Lanes(wires.network, self.fabric, self.gpus_of, wires.kv), self.kv_delay, self.kv_transfers
+        )  # fmt: skip
 
     def faults(self, config: Config) -> Faults | None:
         """What is to go wrong; None where nothing is."""
@@ -91,11 +106,16 @@ def bare_ground(config: Config) -> Ground:
     return Ground(plain_plan(config), _delays(config), kv_delay=_kv_delay(config))
 
 
-def ground(config: Config, model: ModelSpec, gpu: Gpu, latency: LatencyModel, num_blocks: int) -> Ground:
-    """The cluster of the configuration, with its links. A fixed fleet in which nothing breaks or is sent needs none of them."""
+def ground(
+    config: Config, model: ModelSpec, gpu: Gpu, latency: LatencyModel, num_blocks: int, share: Share | None = None
+) -> Ground:
+    """The cluster of the configuration, with its links. A fixed fleet in which nothing breaks or is sent needs none of them.
+
+    `share` is the fleet's place on it where there are others.
+    """
     breaks = bool(config.faults or config.hazards.replica_per_hour or config.hazards.node_per_hour)
     sends = config.fleet.moves_kv and config.handoff.delay_s is None
-    if not plain_plan(config).is_elastic and not breaks and not sends:
+    if share is None and not plain_plan(config).is_elastic and not breaks and not sends:
         return bare_ground(config)
     cluster, gpus = config.cluster, config.replica.tp * config.replica.pp
     fabric = Fabric(node_of(config, gpu), cluster.nodes, cluster.nodes_per_leaf or None)
@@ -105,7 +125,7 @@ def ground(config: Config, model: ModelSpec, gpu: Gpu, latency: LatencyModel, nu
             links[name] = cluster.nic_gbps * 1e9 / 8 * fabric.node.num_gpus / min(fabric.node.num_nics, fabric.node.num_gpus)
         elif name.endswith(".store"):
             links[name] = cluster.store_gbps * 1e9 / 8
-    plan = full_plan(config, model, gpu, latency, num_blocks)
+    plan = full_plan(config, model, gpu, latency, num_blocks, share)
     whole = plan.weights.num_bytes // gpus
     layer = whole // (model.num_layers + 1)  # embedding and head together are taken to be one more
     shard = Shard((layer,) * model.num_layers, max(1, whole - layer * model.num_layers))

@@ -7,7 +7,7 @@ asks an engine. Knows no request and decides nothing.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ from squall.core.events import AnyEvent, LayerArrived, ReplicaLost, ReplicaStart
 from squall.core.fleet_view import Place, Transfer
 from squall.core.types import SECOND, Nanos, ReplicaId
 from squall.sim.handoff import KvMoves, not_sent
-from squall.sim.network import Network
+from squall.sim.network import Arrived, Network
 from squall.sim.weights import WeightFlows
 
 
@@ -67,6 +67,7 @@ class Loader:
         push: set by the driver: it asks `end` at that instant.
         lost: set by the driver: the replica's engine is gone, with all that it did, since it died or was told to stop.
         tell_replica: set by the driver: a replica hears of it at this instant, as of a message.
+        neighbours: loaders of other fleets, whose flows are on the same network.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Loader:
         self.push: Callable[[Nanos], None] = lambda _: None
         self.lost: Callable[[ReplicaId, Nanos], None] = lambda *_: None
         self.tell_replica: Callable[[ReplicaId, AnyEvent], None] = lambda *_: None
+        self.neighbours: Sequence[Loader] = ()
         self.roads = roads
         self.num_started = 0
         self._pools = pools
@@ -97,6 +99,7 @@ class Loader:
         self._live: set[ReplicaId] = set()  # whose single layers matter: they work while they load
         self._held: Nanos = 0
         self._ready: deque[AnyEvent] = deque()
+        self._arrived: list[Arrived] = []  # that a neighbour has been told of
         self._asked: set[Nanos] = set()  # when the network or the breaker is looked at
 
     def replica_nanos(self, now: Nanos) -> Nanos:
@@ -173,6 +176,7 @@ class Loader:
     def links_changed(self, now: Nanos) -> None:
         """Links of the network are slower or faster than they were."""
         self._kv.links_changed(now)
+        self._ask(now)
 
     def lose_host(self, node: int, now: Nanos) -> None:
         """The node's memory is gone, and what was read from it."""
@@ -223,7 +227,7 @@ class Loader:
         breaker, roads, timers = self._breaker, self.roads, self._timers
         if breaker is not None and (at := breaker.next_at()) is not None and at <= now:
             breaker.strike(self, now)
-        arrived = () if roads is None else roads.network.advance(now)
+        arrived = [] if roads is None else self._advance(roads.network, now)
         for source, event in self._kv.on(arrived, now):
             self.tell_replica(source, event)
         if arrived and roads is not None:
@@ -235,6 +239,16 @@ class Loader:
             _, _, replica, life, event = heappop(timers)
             if self._lives.get(replica, 0) == life:
                 self._ready.append(event)
+
+    def _advance(self, network: Network, now: Nanos) -> list[Arrived]:
+        """What has arrived, whosever it is: the network says it once, to whom asks first."""
+        arrived = network.advance(now)
+        if self.neighbours:
+            for other in self.neighbours if arrived else ():
+                other._arrived += arrived
+                other.push(now)
+            arrived, self._arrived = [*self._arrived, *arrived], []
+        return arrived
 
     def _ask(self, now: Nanos) -> None:
         """Be asked again when the network or the breaker has something."""

@@ -20,7 +20,7 @@ from squall.deployment import router_of
 from squall.perf.latency import LatencyModel
 from squall.sim.census import Census
 from squall.sim.driver import Driver, EventLog
-from squall.sim.ground import Ground, bare_ground
+from squall.sim.ground import Ground, Wires, bare_ground
 from squall.sim.kinds import Kind, each, files_outputs_of
 from squall.sim.loading import Delays, Loader
 from squall.sim.world import World
@@ -47,76 +47,125 @@ def simulate(
     """Serve `requests` with the fleet of `config` until nothing is left to happen.
 
     Args:
+        cancellations: when the clients of which requests go away.
+        until: when the simulation ends, whatever is left to happen; who arrives then or later is left out of the record.
+
+    The others are those of `Body`.
+    """
+    began = time.perf_counter()
+    body = Body(
+        config, requests, latency, num_blocks, delays=delays, ground=ground, kinds=kinds, max_steps=max_steps, log=log,
+        cut_off=cut_off, created=created, watch=watch,
+    )  # fmt: skip
+    body.driver.run(body.offered(cancellations), until)
+    record = body.record()
+    record.wall_s = time.perf_counter() - began
+    return record
+
+
+class Body:
+    """One fleet, before anything has happened: its machines, in a driver, and the world that they act upon.
+
+    Args:
         config: its fleet, replica, batching, route and queue tables are read.
         requests: with unique ids; block hashes, where there are any, are of `config.replica.block_size` tokens.
         latency: prices the steps of every replica.
         num_blocks: KV blocks of every replica.
-        cancellations: when the clients of which requests go away.
         delays: of starting, loading, warming and stopping a replica. When None, those of `[startup]`, and the fleet with which
             the simulation begins is up at 0.
         ground: what the fleet stands on; None is a cluster of which only its size is known, where weights are just there.
+        wires: the network; when None, one of the fleet's own.
         kinds: the replicas of a fleet that are not alike, kind by kind; `latency` and `num_blocks` are then of nobody.
         max_steps: the longest run of steps; 1 is the oracle to which any other must be equal.
-        until: when the simulation ends, whatever is left to happen; who arrives then or later is left out of the record.
         log: called after every event.
         cut_off: as `Driver.cut_off`.
         created: called with every machine, before its first event.
         watch: given the world before anything happens; what it returns takes the place of `log`, and may end the simulation by
             raising an exception of its own, which comes out of here.
     """
-    began = time.perf_counter()
-    of_each = each(kinds)
-    latencies = {replica: kind.latency for replica, kind in enumerate(of_each)}
-    files_outputs = any(files_outputs_of(kind.config) for kind in kinds) if kinds else files_outputs_of(config)
-    world = World(requests, latency, max_steps, latencies, files_outputs)
-    if watch is not None:
-        log = watch(world)
-    block_size = config.replica.block_size
-    if ground is None:
-        ground = bare_ground(config)
-    plan = ground.plan
-    router = router_of(config, plan.is_elastic)
-    controller = Controller(plan, config.scale, config.load if ground.fabric is not None else None)
-    controller.traffic = router
 
-    def make(replica: ReplicaId, now: Nanos) -> Machine:
-        of, blocks = (of_each[replica].config, of_each[replica].num_blocks) if of_each else (config, num_blocks)
-        machine = replica_of(replica, of.batching, blocks, block_size, of.replica.pp)
+    def __init__(
+        self,
+        config: Config,
+        requests: Sequence[OfferedRequest],
+        latency: LatencyModel,
+        num_blocks: int,
+        *,
+        delays: Delays | None = None,
+        ground: Ground | None = None,
+        wires: Wires | None = None,
+        kinds: Sequence[Kind] = (),
+        max_steps: int = FOREVER,
+        log: EventLog | None = None,
+        cut_off: Callable[[ReplicaId, RunId, int, Nanos], None] | None = None,
+        created: Callable[[Nanos, MachineId, Machine], None] | None = None,
+        watch: Callable[[World], EventLog] | None = None,
+    ) -> None:
+        of_each = each(kinds)
+        latencies = {replica: kind.latency for replica, kind in enumerate(of_each)}
+        files_outputs = any(files_outputs_of(kind.config) for kind in kinds) if kinds else files_outputs_of(config)
+        self._requests = requests
+        self.world = world = World(requests, latency, max_steps, latencies, files_outputs)
+        if watch is not None:
+            log = watch(world)
+        block_size = config.replica.block_size
+        if ground is None:
+            ground = bare_ground(config)
+        plan = ground.plan
+        self.slots = plan.slots
+        router = router_of(config, plan.is_elastic)
+        controller = Controller(plan, config.scale, config.load if ground.fabric is not None else None)
+        controller.traffic = router
+
+        def make(replica: ReplicaId, now: Nanos) -> Machine:
+            of, blocks = (of_each[replica].config, of_each[replica].num_blocks) if of_each else (config, num_blocks)
+            machine = replica_of(replica, of.batching, blocks, block_size, of.replica.pp)
+            if created is not None:
+                created(now, replica, machine)
+            return machine
+
+        machines: dict[MachineId, Machine] = {ROUTER: router, CONTROLLER: controller}
+        self.census = Census(controller) if plan.is_elastic or plan.slots.shared is not None else None
         if created is not None:
-            created(now, replica, machine)
-        return machine
+            for id, machine in machines.items():
+                created(0, id, machine)
+        for replica in range(config.fleet.num_initial if plan.slots.shared is None else 0):  # elsewhere it depends on the others
+            machines[replica] = make(replica, 0)
+        if self.census is not None:
+            machines[CONTROLLER] = self.census
+        self.faults = faults = ground.faults(config)
+        pools = dict.fromkeys(range(plan.slots.num), (num_blocks, block_size))
+        pools |= {replica: (kind.num_blocks, block_size) for replica, kind in enumerate(of_each)}
+        wires = wires or ground.wires()
+        delays_now = ground.delays if delays is None else delays
+        begins_up = delays is None
+        self.loader = Loader(pools, delays_now, ground.roads(wires), faults, begins_up, kv=ground.kv_moves(wires))
+        stages = {replica: kind.config.replica.pp for replica, kind in enumerate(of_each)}
+        self.driver = Driver(machines, world, self.loader, log, config.replica.pp, plan.live_layers, make, stages)
+        if faults is not None:
+            faults.set_speed = self.driver.set_speed
+        self.driver.cut_off = cut_off
+        self.driver.in_vain_after = _in_vain_after(config)
+        gpus = [kind.config.replica.tp * kind.config.replica.pp for kind in of_each] or [config.replica.tp * config.replica.pp]
+        self._gpus_per_replica = sum(gpus), len(gpus)  # those that are not alike are held equally long
 
-    machines: dict[MachineId, Machine] = {ROUTER: router, CONTROLLER: controller}
-    census = Census(controller) if plan.is_elastic else None
-    if created is not None:
-        for id, machine in machines.items():
-            created(0, id, machine)
-    for replica in range(config.fleet.num_initial):
-        machines[replica] = make(replica, 0)
-    if census is not None:
-        machines[CONTROLLER] = census
-    faults = ground.faults(config)
-    pools = dict.fromkeys(range(plan.slots.num), (num_blocks, block_size))
-    pools |= {replica: (kind.num_blocks, block_size) for replica, kind in enumerate(of_each)}
-    roads = ground.roads()
-    delays_now = ground.delays if delays is None else delays
-    loader = Loader(pools, delays_now, roads, faults, begins_up=delays is None, kv=ground.kv_moves(roads))
-    driver = Driver(machines, world, loader, log, config.replica.pp, plan.live_layers, make, _stages(of_each))
-    if faults is not None:
-        faults.set_speed = driver.set_speed
-    driver.cut_off = cut_off
-    driver.in_vain_after = _in_vain_after(config)
-    driver.run(_offered(world, requests, cancellations), until)
-    record = world.record(driver.now)
-    record.num_events = driver.num_events
-    record.num_steps = driver.num_steps
-    record.num_absent = world.num_absent
-    record.scale_ups, record.scale_downs = driver.scale_ups, driver.scale_downs
-    gpus = [kind.config.replica.tp * kind.config.replica.pp for kind in of_each] or [config.replica.tp * config.replica.pp]
-    record.gpu_nanos = driver.replica_nanos * sum(gpus) // len(gpus)  # those that are not alike are held equally long
-    record.fleet = None if census is None else census.use(driver.now)
-    record.wall_s = time.perf_counter() - began
-    return record
+    def offered(self, cancellations: Sequence[tuple[Nanos, RequestId]] = ()) -> Iterator[tuple[Nanos, AnyEvent]]:
+        """What clients do of their own accord, in order of time; those who wait for an answer are released by the world."""
+        arrivals = _arrivals(self.world, self._requests)
+        return merge(arrivals, _cancellations(cancellations), key=lambda offered: offered[0]) if cancellations else arrivals
+
+    def record(self) -> RunRecord:
+        """What became of everybody, once the run has ended."""
+        driver, world = self.driver, self.world
+        record = world.record(driver.now)
+        record.num_events = driver.num_events
+        record.num_steps = driver.num_steps
+        record.num_absent = world.num_absent
+        record.scale_ups, record.scale_downs = driver.scale_ups, driver.scale_downs
+        gpus, replicas = self._gpus_per_replica
+        record.gpu_nanos = driver.replica_nanos * gpus // replicas
+        record.fleet = None if self.census is None else self.census.use(driver.now)
+        return record
 
 
 def _in_vain_after(config: Config) -> Nanos:
@@ -125,18 +174,6 @@ def _in_vain_after(config: Config) -> Nanos:
     ends = [fault.at_s + fault.notice_s + (fault.duration_s or 0) for fault in config.faults]
     back = 2 * (hazards.notice_s + hazards.node_back_s) if hazards.node_per_hour else 0.0
     return round((max(3 * config.fleet.start_timeout_s, back, 3600) + max(ends, default=0)) * SECOND)
-
-
-def _stages(of_each: Sequence[Kind]) -> dict[ReplicaId, int]:
-    return {replica: kind.config.replica.pp for replica, kind in enumerate(of_each)}
-
-
-def _offered(
-    world: World, requests: Sequence[OfferedRequest], cancellations: Sequence[tuple[Nanos, RequestId]]
-) -> Iterator[tuple[Nanos, AnyEvent]]:
-    """What clients do of their own accord, in order of time; those who wait for an answer are released by the world."""
-    arrivals = _arrivals(world, requests)
-    return merge(arrivals, _cancellations(cancellations), key=lambda offered: offered[0]) if cancellations else arrivals
 
 
 def _arrivals(world: World, requests: Sequence[OfferedRequest]) -> Iterator[tuple[Nanos, AnyEvent]]:

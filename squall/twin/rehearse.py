@@ -8,18 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from squall.config import Config
+from squall.core.fleet_plan import Share
 from squall.core.metrics import RunRecord
-from squall.core.types import FOREVER, SECOND
+from squall.core.types import FOREVER, SECOND, Nanos
 from squall.errors import ConfigError
 from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import resolve_gpu
+from squall.perf.latency import LatencyModel
 from squall.pools import alike, num_gpus, price_of
-from squall.sim.ground import ground
-from squall.sim.kinds import each, kinds_of
-from squall.sim.observe import Observer, watched
+from squall.sim.driver import EventLog as Log
+from squall.sim.ground import Ground, ground
+from squall.sim.kinds import Kind, each, kinds_of
+from squall.sim.observe import Created, Observer, watched
 from squall.sim.prepare import prepare
 from squall.sim.run import simulate
 from squall.sim.swap import with_copies
@@ -41,24 +44,48 @@ def rehearse(config: Config, watchers: Sequence[Watcher] = (), progress: Simulat
     """
     if progress is not None:
         progress.phase("reading the workload")
+    parts = parts_of(config, (*watchers, *([] if progress is None else [progress])))
+    if progress is not None:
+        progress.phase("simulating", len(parts.requests))
+    observer = parts.observer
+    record = simulate(
+        config, parts.requests, parts.latency, parts.num_blocks, ground=parts.ground, kinds=parts.kinds, until=ends_at(config),
+        log=parts.log, cut_off=None if observer is None else observer.cut_off, created=parts.created,
+    )  # fmt: skip
+    record.observed = observer.observed if observer is not None else None
+    return record
+
+
+class Parts(NamedTuple):
+    """What a simulation is put together from; see `sim.run.Body`. `observer` is among those who are told by `log`."""
+
+    requests: list[OfferedRequest]
+    latency: LatencyModel
+    num_blocks: int
+    ground: Ground
+    kinds: list[Kind]
+    observer: Observer | None
+    log: Log | None
+    created: Created | None
+
+
+def parts_of(config: Config, watchers: Sequence[Watcher] = (), share: Share | None = None) -> Parts:
+    """`share` is the place of the fleet on a cluster where there are others. Raises as `rehearse`."""
     requests = offered(config, honours_after=True)
     model, gpu = resolve_model(config.model.name), resolve_gpu(config.cluster.gpu)
     kinds = kinds_of(config, model)
     latency, blocks = prepare(config, model, gpu) if not kinds else (kinds[0].latency, kinds[0].num_blocks)
-    stands_on = ground(config, model, gpu, latency, blocks)
+    stands_on = ground(config, model, gpu, latency, blocks, share)
     latency = with_copies(config, model, gpu, latency) if not kinds else latency
     latencies = {replica: kind.latency for replica, kind in enumerate(each(kinds))}
     observer = Observer(latency, config.replica.block_size, latencies) if observes(config) else None
-    if progress is not None:
-        progress.phase("simulating", len(requests))
-    log, created = watched([watcher for watcher in (*watchers, observer, progress) if watcher is not None])
-    until = FOREVER if config.run.duration_s is None else round(config.run.duration_s * SECOND)
-    cut_off = None if observer is None else observer.cut_off
-    record = simulate(
-        config, requests, latency, blocks, ground=stands_on, kinds=kinds, until=until, log=log, cut_off=cut_off, created=created
-    )  # fmt: skip
-    record.observed = observer.observed if observer is not None else None
-    return record
+    log, created = watched([*watchers, *([] if observer is None else [observer])])
+    return Parts(requests, latency, blocks, stands_on, kinds, observer, log, created)
+
+
+def ends_at(config: Config) -> Nanos:
+    """When a simulation of it ends, whatever is left to happen."""
+    return FOREVER if config.run.duration_s is None else round(config.run.duration_s * SECOND)
 
 
 def observes(config: Config) -> bool:

@@ -92,9 +92,10 @@ async def test_kv_takes_what_it_takes_in_the_simulator(tp: int, to: int) -> None
     for first, last in ((0, 0), (0, model.spec.num_layers // 2)):
         action = SendKv(7, to, first, last, 1000)
         world = ground(config, model.spec, gpu, latency, 1000)
-        roads = world.roads()
+        wires = world.wires()
+        roads = world.roads(wires)
         assert roads is not None
-        moves = world.kv_moves(roads)
+        moves = world.kv_moves(wires)
         moves.start(0, action, 0)
         told: list[Any] = []
         while (at := roads.network.next_end()) is not None:

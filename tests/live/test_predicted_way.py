@@ -43,7 +43,8 @@ def simulated(config: Any, model: Any, transfer: Transfer, replica: int) -> floa
     """Seconds, in the simulator's network with nothing else in it."""
     gpu = accelerator(config)
     latency = latency_model(config.latency, model.spec, gpu, config.replica)
-    roads = ground(config, model.spec, gpu, latency, 1000).roads()
+    stands_on = ground(config, model.spec, gpu, latency, 1000)
+    roads = stands_on.roads(stands_on.wires())
     assert roads is not None
     for each in transfer.path:
         roads.weights.load(each, transfer, 0)

@@ -42,7 +42,7 @@ from squall.perf.hardware import resolve_gpu
 from squall.perf.latency import LatencyModel
 from squall.policies.batching import BlitzBatching, LightLlm, Orca, Sarathi, Vllm, VllmV0
 from squall.policies.load import Auto, Chain, Disk, Host, P2p, Striped
-from squall.sim.ground import Ground, ground
+from squall.sim.ground import Ground, Wires, ground
 from squall.sim.loading import Roads
 from squall.sim.prepare import prepare
 from squall.sim.run import simulate
@@ -88,8 +88,8 @@ class Seen(Ground, frozen=True):
 
     made: list[Roads] = field(default_factory=list)
 
-    def roads(self) -> Roads | None:
-        found = Ground.roads(self)
+    def roads(self, wires: Wires) -> Roads | None:
+        found = Ground.roads(self, wires)
         if found is not None:
             self.made.append(found)
         return found

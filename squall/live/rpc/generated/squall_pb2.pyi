@@ -304,7 +304,7 @@ class Request(_message.Message):
     def __init__(self, id: _Optional[int] = ..., arrived_at: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., max_output_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ..., block_hashes: _Optional[_Iterable[int]] = ..., session: _Optional[int] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("submitted", "steps_done", "cancelled", "arrived", "progressed", "replica_up", "replica_down", "drain_wanted", "replica_started", "layer_arrived", "weights_loaded", "load_failed", "warmed", "emptied", "replica_lost", "replica_stopped", "woke", "stirred", "scale_wanted", "node_down", "node_up", "kv_sent", "kv_failed", "kv_arrived", "live_paired", "unpaired", "layers_done", "pull_wanted", "handed_over", "nothing_left", "batch_formed", "activations_sent", "activations_failed", "activations_arrived", "taken_over", "surrendered", "disowned", "offered", "kv_wanted", "dropped", "role_changed", "adopted", "not_held", "handoff_failed", "kept", "move_wanted", "return_wanted", "keep_wanted", "notice_given")
+    __slots__ = ("submitted", "steps_done", "cancelled", "arrived", "progressed", "replica_up", "replica_down", "drain_wanted", "replica_started", "layer_arrived", "weights_loaded", "load_failed", "warmed", "emptied", "replica_lost", "replica_stopped", "woke", "stirred", "scale_wanted", "node_down", "node_up", "kv_sent", "kv_failed", "kv_arrived", "live_paired", "unpaired", "layers_done", "pull_wanted", "handed_over", "nothing_left", "batch_formed", "activations_sent", "activations_failed", "activations_arrived", "taken_over", "surrendered", "disowned", "offered", "kv_wanted", "dropped", "role_changed", "adopted", "not_held", "handoff_failed", "kept", "move_wanted", "return_wanted", "keep_wanted", "notice_given", "gpus_held")
     SUBMITTED_FIELD_NUMBER: _ClassVar[int]
     STEPS_DONE_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
@@ -354,6 +354,7 @@ class Event(_message.Message):
     RETURN_WANTED_FIELD_NUMBER: _ClassVar[int]
     KEEP_WANTED_FIELD_NUMBER: _ClassVar[int]
     NOTICE_GIVEN_FIELD_NUMBER: _ClassVar[int]
+    GPUS_HELD_FIELD_NUMBER: _ClassVar[int]
     submitted: Submitted
     steps_done: StepsDone
     cancelled: Cancelled
@@ -403,7 +404,8 @@ class Event(_message.Message):
     return_wanted: ReturnWanted
     keep_wanted: KeepWanted
     notice_given: NoticeGiven
-    def __init__(self, submitted: _Optional[_Union[Submitted, _Mapping]] = ..., steps_done: _Optional[_Union[StepsDone, _Mapping]] = ..., cancelled: _Optional[_Union[Cancelled, _Mapping]] = ..., arrived: _Optional[_Union[Arrived, _Mapping]] = ..., progressed: _Optional[_Union[Progressed, _Mapping]] = ..., replica_up: _Optional[_Union[ReplicaUp, _Mapping]] = ..., replica_down: _Optional[_Union[ReplicaDown, _Mapping]] = ..., drain_wanted: _Optional[_Union[DrainWanted, _Mapping]] = ..., replica_started: _Optional[_Union[ReplicaStarted, _Mapping]] = ..., layer_arrived: _Optional[_Union[LayerArrived, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., load_failed: _Optional[_Union[LoadFailed, _Mapping]] = ..., warmed: _Optional[_Union[Warmed, _Mapping]] = ..., emptied: _Optional[_Union[Emptied, _Mapping]] = ..., replica_lost: _Optional[_Union[ReplicaLost, _Mapping]] = ..., replica_stopped: _Optional[_Union[ReplicaStopped, _Mapping]] = ..., woke: _Optional[_Union[Woke, _Mapping]] = ..., stirred: _Optional[_Union[Stirred, _Mapping]] = ..., scale_wanted: _Optional[_Union[ScaleWanted, _Mapping]] = ..., node_down: _Optional[_Union[NodeDown, _Mapping]] = ..., node_up: _Optional[_Union[NodeUp, _Mapping]] = ..., kv_sent: _Optional[_Union[KvSent, _Mapping]] = ..., kv_failed: _Optional[_Union[KvFailed, _Mapping]] = ..., kv_arrived: _Optional[_Union[KvArrived, _Mapping]] = ..., live_paired: _Optional[_Union[LivePaired, _Mapping]] = ..., unpaired: _Optional[_Union[Unpaired, _Mapping]] = ..., layers_done: _Optional[_Union[LayersDone, _Mapping]] = ..., pull_wanted: _Optional[_Union[PullWanted, _Mapping]] = ..., handed_over: _Optional[_Union[HandedOver, _Mapping]] = ..., nothing_left: _Optional[_Union[NothingLeft, _Mapping]] = ..., batch_formed: _Optional[_Union[BatchFormed, _Mapping]] = ..., activations_sent: _Optional[_Union[ActivationsSent, _Mapping]] = ..., activations_failed: _Optional[_Union[ActivationsFailed, _Mapping]] = ..., activations_arrived: _Optional[_Union[ActivationsArrived, _Mapping]] = ..., taken_over: _Optional[_Union[TakenOver, _Mapping]] = ..., surrendered: _Optional[_Union[Surrendered, _Mapping]] = ..., disowned: _Optional[_Union[Disowned, _Mapping]] = ..., offered: _Optional[_Union[Offered, _Mapping]] = ..., kv_wanted: _Optional[_Union[KvWanted, _Mapping]] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ..., role_changed: _Optional[_Union[RoleChanged, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., not_held: _Optional[_Union[NotHeld, _Mapping]] = ..., handoff_failed: _Optional[_Union[HandoffFailed, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., move_wanted: _Optional[_Union[MoveWanted, _Mapping]] = ..., return_wanted: _Optional[_Union[ReturnWanted, _Mapping]] = ..., keep_wanted: _Optional[_Union[KeepWanted, _Mapping]] = ..., notice_given: _Optional[_Union[NoticeGiven, _Mapping]] = ...) -> None: ...
+    gpus_held: GpusHeld
+    def __init__(self, submitted: _Optional[_Union[Submitted, _Mapping]] = ..., steps_done: _Optional[_Union[StepsDone, _Mapping]] = ..., cancelled: _Optional[_Union[Cancelled, _Mapping]] = ..., arrived: _Optional[_Union[Arrived, _Mapping]] = ..., progressed: _Optional[_Union[Progressed, _Mapping]] = ..., replica_up: _Optional[_Union[ReplicaUp, _Mapping]] = ..., replica_down: _Optional[_Union[ReplicaDown, _Mapping]] = ..., drain_wanted: _Optional[_Union[DrainWanted, _Mapping]] = ..., replica_started: _Optional[_Union[ReplicaStarted, _Mapping]] = ..., layer_arrived: _Optional[_Union[LayerArrived, _Mapping]] = ..., weights_loaded: _Optional[_Union[WeightsLoaded, _Mapping]] = ..., load_failed: _Optional[_Union[LoadFailed, _Mapping]] = ..., warmed: _Optional[_Union[Warmed, _Mapping]] = ..., emptied: _Optional[_Union[Emptied, _Mapping]] = ..., replica_lost: _Optional[_Union[ReplicaLost, _Mapping]] = ..., replica_stopped: _Optional[_Union[ReplicaStopped, _Mapping]] = ..., woke: _Optional[_Union[Woke, _Mapping]] = ..., stirred: _Optional[_Union[Stirred, _Mapping]] = ..., scale_wanted: _Optional[_Union[ScaleWanted, _Mapping]] = ..., node_down: _Optional[_Union[NodeDown, _Mapping]] = ..., node_up: _Optional[_Union[NodeUp, _Mapping]] = ..., kv_sent: _Optional[_Union[KvSent, _Mapping]] = ..., kv_failed: _Optional[_Union[KvFailed, _Mapping]] = ..., kv_arrived: _Optional[_Union[KvArrived, _Mapping]] = ..., live_paired: _Optional[_Union[LivePaired, _Mapping]] = ..., unpaired: _Optional[_Union[Unpaired, _Mapping]] = ..., layers_done: _Optional[_Union[LayersDone, _Mapping]] = ..., pull_wanted: _Optional[_Union[PullWanted, _Mapping]] = ..., handed_over: _Optional[_Union[HandedOver, _Mapping]] = ..., nothing_left: _Optional[_Union[NothingLeft, _Mapping]] = ..., batch_formed: _Optional[_Union[BatchFormed, _Mapping]] = ..., activations_sent: _Optional[_Union[ActivationsSent, _Mapping]] = ..., activations_failed: _Optional[_Union[ActivationsFailed, _Mapping]] = ..., activations_arrived: _Optional[_Union[ActivationsArrived, _Mapping]] = ..., taken_over: _Optional[_Union[TakenOver, _Mapping]] = ..., surrendered: _Optional[_Union[Surrendered, _Mapping]] = ..., disowned: _Optional[_Union[Disowned, _Mapping]] = ..., offered: _Optional[_Union[Offered, _Mapping]] = ..., kv_wanted: _Optional[_Union[KvWanted, _Mapping]] = ..., dropped: _Optional[_Union[Dropped, _Mapping]] = ..., role_changed: _Optional[_Union[RoleChanged, _Mapping]] = ..., adopted: _Optional[_Union[Adopted, _Mapping]] = ..., not_held: _Optional[_Union[NotHeld, _Mapping]] = ..., handoff_failed: _Optional[_Union[HandoffFailed, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., move_wanted: _Optional[_Union[MoveWanted, _Mapping]] = ..., return_wanted: _Optional[_Union[ReturnWanted, _Mapping]] = ..., keep_wanted: _Optional[_Union[KeepWanted, _Mapping]] = ..., notice_given: _Optional[_Union[NoticeGiven, _Mapping]] = ..., gpus_held: _Optional[_Union[GpusHeld, _Mapping]] = ...) -> None: ...
 
 class Submitted(_message.Message):
     __slots__ = ("request",)
@@ -576,6 +578,14 @@ class NodeUp(_message.Message):
     NODE_FIELD_NUMBER: _ClassVar[int]
     node: int
     def __init__(self, node: _Optional[int] = ...) -> None: ...
+
+class GpusHeld(_message.Message):
+    __slots__ = ("fleet", "gpus")
+    FLEET_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    fleet: int
+    gpus: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, fleet: _Optional[int] = ..., gpus: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("source", "first_layer", "last_layer")
@@ -824,7 +834,7 @@ class Disowned(_message.Message):
     def __init__(self, requests: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Action(_message.Message):
-    __slots__ = ("send", "run_steps", "cut", "preempt", "forget", "reply", "start_replica", "load_weights", "warm_replica", "stop_replica", "decided", "send_kv", "abandon", "run_layers", "send_activations", "swap_out", "swap_in", "evict", "hold", "reserve", "join")
+    __slots__ = ("send", "run_steps", "cut", "preempt", "forget", "reply", "start_replica", "load_weights", "warm_replica", "stop_replica", "decided", "send_kv", "abandon", "run_layers", "send_activations", "swap_out", "swap_in", "evict", "hold", "reserve", "join", "tell_neighbours")
     SEND_FIELD_NUMBER: _ClassVar[int]
     RUN_STEPS_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
@@ -846,6 +856,7 @@ class Action(_message.Message):
     HOLD_FIELD_NUMBER: _ClassVar[int]
     RESERVE_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
+    TELL_NEIGHBOURS_FIELD_NUMBER: _ClassVar[int]
     send: Send
     run_steps: RunSteps
     cut: Cut
@@ -867,7 +878,8 @@ class Action(_message.Message):
     hold: Hold
     reserve: Reserve
     join: Join
-    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., run_steps: _Optional[_Union[RunSteps, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., start_replica: _Optional[_Union[StartReplica, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., warm_replica: _Optional[_Union[WarmReplica, _Mapping]] = ..., stop_replica: _Optional[_Union[StopReplica, _Mapping]] = ..., decided: _Optional[_Union[Decided, _Mapping]] = ..., send_kv: _Optional[_Union[SendKv, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., run_layers: _Optional[_Union[RunLayers, _Mapping]] = ..., send_activations: _Optional[_Union[SendActivations, _Mapping]] = ..., swap_out: _Optional[_Union[SwapOut, _Mapping]] = ..., swap_in: _Optional[_Union[SwapIn, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ...) -> None: ...
+    tell_neighbours: TellNeighbours
+    def __init__(self, send: _Optional[_Union[Send, _Mapping]] = ..., run_steps: _Optional[_Union[RunSteps, _Mapping]] = ..., cut: _Optional[_Union[Cut, _Mapping]] = ..., preempt: _Optional[_Union[Preempt, _Mapping]] = ..., forget: _Optional[_Union[Forget, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., start_replica: _Optional[_Union[StartReplica, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., warm_replica: _Optional[_Union[WarmReplica, _Mapping]] = ..., stop_replica: _Optional[_Union[StopReplica, _Mapping]] = ..., decided: _Optional[_Union[Decided, _Mapping]] = ..., send_kv: _Optional[_Union[SendKv, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., run_layers: _Optional[_Union[RunLayers, _Mapping]] = ..., send_activations: _Optional[_Union[SendActivations, _Mapping]] = ..., swap_out: _Optional[_Union[SwapOut, _Mapping]] = ..., swap_in: _Optional[_Union[SwapIn, _Mapping]] = ..., evict: _Optional[_Union[Evict, _Mapping]] = ..., hold: _Optional[_Union[Hold, _Mapping]] = ..., reserve: _Optional[_Union[Reserve, _Mapping]] = ..., join: _Optional[_Union[Join, _Mapping]] = ..., tell_neighbours: _Optional[_Union[TellNeighbours, _Mapping]] = ...) -> None: ...
 
 class Send(_message.Message):
     __slots__ = ("to", "event")
@@ -1106,3 +1118,9 @@ class Decided(_message.Message):
     after: int
     why: str
     def __init__(self, role: _Optional[_Union[Role, str]] = ..., before: _Optional[int] = ..., after: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
+class TellNeighbours(_message.Message):
+    __slots__ = ("event",)
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    event: Event
+    def __init__(self, event: _Optional[_Union[Event, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,68 @@
+"""The GPUs of a cluster that several fleets share, as the controller of one of them knows it: which are whose.
+
+What others have, it hears as events, so that the log of one controller tells all that it knew. Knows no node's state, no
+replica's life, and of other fleets only their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from squall.core.actions import AnyAction, TellNeighbours
+from squall.core.events import GpusHeld
+from squall.core.fleet_plan import Slots
+from squall.core.types import ReplicaId
+
+
+class Neighbours:
+    """
+    Args:
+        slots: of the fleet, with its place on the cluster (`slots.shared`).
+
+    Attributes:
+        ours: slots of which the fleet has the GPUs: it has a process there, or one that has not ended yet.
+    """
+
+    def __init__(self, slots: Slots) -> None:
+        assert slots.shared is not None
+        self.ours: set[ReplicaId] = set()
+        self._slots = slots
+        self._share = slots.shared
+        self._held: dict[int, int] = {}  # how many each other fleet has
+        self._theirs: dict[int, int] = {}  # a GPU, and the fleet that has it
+        self._told: Sequence[int] = ()
+
+    def hear(self, event: GpusHeld) -> None:
+        self._theirs = {gpu: fleet for gpu, fleet in self._theirs.items() if fleet != event.fleet}
+        self._theirs.update(dict.fromkeys(event.gpus, event.fleet))
+        self._held[event.fleet] = len(event.gpus)
+
+    def has(self, replica: ReplicaId) -> bool:
+        """Another fleet has GPUs of the slot."""
+        return bool(self._theirs) and any(gpu in self._theirs for gpu in self._slots.gpus(replica))
+
+    def room(self, is_gone: Callable[[int], bool]) -> int:
+        """Replicas that there are GPUs for, beside what every other fleet lacks of its minimum; `is_gone` tells of nodes."""
+        share = self._share
+        taken = {*self._theirs, *self._gpus()}
+        free = sum(gpu not in taken and not is_gone(gpu // share.gpus_per_node) for gpu in range(share.num_gpus))
+        others = (fleet for fleet in range(len(share.minima)) if fleet != share.fleet)
+        kept = sum(max(0, share.minima[fleet] - self._held.get(fleet, 0)) for fleet in others)
+        return max(0, free - kept) // share.gpus_per_slot
+
+    def took(self, replica: ReplicaId) -> None:
+        self.ours.add(replica)
+
+    def gave(self, replica: ReplicaId) -> None:
+        self.ours.discard(replica)
+
+    def news(self) -> list[AnyAction]:
+        """What the others are to hear, where that has changed."""
+        gpus = tuple(self._gpus())
+        if gpus == self._told:
+            return []
+        self._told = gpus
+        return [TellNeighbours(GpusHeld(self._share.fleet, gpus))]
+
+    def _gpus(self) -> list[int]:
+        return [gpu for replica in sorted(self.ours) for gpu in self._slots.gpus(replica)]

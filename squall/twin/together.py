@@ -1,0 +1,81 @@
+"""From several configurations to one simulated run of them all, on the cluster that they share.
+
+Knows which part makes what. Reads what the configurations name and writes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from squall.config import Config
+from squall.core.metrics import RunRecord
+from squall.sharing import shares, with_faults_dealt_out
+from squall.sim import together
+from squall.sim.run import Body
+from squall.twin.rehearse import ends_at, parts_of
+
+if TYPE_CHECKING:
+    from squall.report.progress import SimulationProgress
+    from squall.sim.observe import Watcher
+
+
+def rehearse_together(
+    configs: Sequence[Config],
+    files: Sequence[str],
+    watchers: Sequence[Sequence[Watcher]] = (),
+    progress: SimulationProgress | None = None,
+) -> list[RunRecord]:
+    """Simulate the fleets of `configs` together, each under its workload; a record of each.
+
+    Args:
+        files: what errors call the configurations.
+        watchers: who looks on at each of them.
+
+    Raises:
+        ConfigError: as `rehearse`, or they cannot share a cluster.
+    """
+    if progress is not None:
+        progress.phase("reading the workloads")
+    found = shares(configs, files)
+    looking = watchers or [()] * len(configs)
+    shown = [] if progress is None else [progress]
+    parts = [
+        parts_of(config, [*own, *shown], share) for config, share, own in zip(configs, found, looking, strict=True)
+    ]  # fmt: skip
+    if progress is not None:
+        progress.phase("simulating", sum(len(part.requests) for part in parts))
+    began = time.perf_counter()
+    wires = parts[0].ground.wires()
+    bodies = [
+        Body(
+            config, part.requests, part.latency, part.num_blocks, ground=part.ground, wires=wires, log=part.log,
+            cut_off=None if part.observer is None else part.observer.cut_off, created=part.created,
+        )
+        for config, part in zip(with_faults_dealt_out(configs), parts, strict=True)
+    ]  # fmt: skip
+    together.join(bodies)
+    together.run(bodies, ends_at(configs[0]))
+    records = []
+    for body, part in zip(bodies, parts, strict=True):
+        record = body.record()
+        record.wall_s = time.perf_counter() - began
+        record.observed = None if part.observer is None else part.observer.observed
+        records.append(record)
+    return records
+
+
+def rehearse_together_with_events(
+    configs: Sequence[Config], files: Sequence[str], progress: SimulationProgress | None = None
+) -> tuple[list[RunRecord], list[bytes]]:
+    """As `rehearse_together`, and the event log of each fleet, which can be replayed by itself."""
+    from squall.eventlog import EventLog
+
+    written = [BytesIO() for _ in configs]
+    logs = [EventLog(file) for file in written]
+    records = rehearse_together(configs, files, [[log] for log in logs], progress)
+    for log in logs:
+        log.flush()
+    return records, [file.getvalue() for file in written]
