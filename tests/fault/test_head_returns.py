@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from squall.live.estate import FILE
-from tests.fault.test_serve_ends import Asking, complete, is_gone
+from tests.fault.test_serve_ends import Asking, complete
+from tests.processes import is_gone
 
 
 class CutOff(Asking):
@@ -48,7 +49,7 @@ def test_the_next_head_takes_the_workers_over_and_ends_them_at_its_own_end(
 ) -> None:
     with server(f"launcher.state={state}") as subject:
         asking = CutOff(subject.url, seed=3, max_tokens=1000)
-        asking.began.wait(20)
+        asking.began.wait()
         left = workers(state)
         subject.process.kill()
         subject.process.wait()
@@ -87,6 +88,7 @@ def test_a_worker_that_died_with_the_head_is_started_again(server: Any, state: P
         subject.process.kill()
         for pid in left:
             os.kill(pid, signal.SIGKILL)
+        until(lambda: all(map(is_gone, left)))
     with server(f"launcher.state={state}", out=tmp_path / "next") as subject:
         assert "taken over" not in subject.output
         assert complete(subject.url, 4, 3).status_code == 200

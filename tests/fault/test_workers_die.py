@@ -16,6 +16,7 @@ from squall.live.engine.interface import Sampling
 from squall.live.head import Head
 from squall.live.launch import LocalLauncher
 from squall.live.stream import Stream
+from tests.processes import is_gone
 
 
 def ask(head: Head, seed: int, max_tokens: int = 60) -> Stream:
@@ -26,16 +27,8 @@ async def text_of(stream: Stream) -> str:
     return "".join([out.text async for out in stream])
 
 
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
-def children() -> set[int]:
-    """Of this process, whichever thread began them."""
+def ours() -> set[int]:
+    """Processes that this one has started, whichever thread did."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -65,15 +58,15 @@ async def test_a_worker_that_hangs_is_given_up_and_killed(fleet: Any, spoken: An
         os.kill(victim, signal.SIGSTOP)
         rests = await asyncio.gather(*map(text_of, streams))
         assert rests == [spoken(seed, 60)[1:] for seed in range(4)]
-        while is_running(victim):
+        while not is_gone(victim):
             await asyncio.sleep(0.02)
 
 
 async def test_workers_do_not_outlive_the_launcher_that_is_closed(fleet: Any) -> None:
     async with fleet() as (_, launcher):
         pids = [launcher.pid(0), launcher.pid(1)]
-        assert all(map(is_running, pids))
-    assert not any(map(is_running, pids))
+        assert not any(map(is_gone, pids))
+    assert all(map(is_gone, pids))
 
 
 async def test_replicas_that_share_a_process_get_one_again_not_one_each(config: Config, tmp_path: Path) -> None:
@@ -81,7 +74,7 @@ async def test_replicas_that_share_a_process_get_one_again_not_one_each(config: 
     path = tmp_path / "config.toml"
     path.write_text(configuration.dumps(config), encoding="utf-8")
     launcher = LocalLauncher(path, tmp_path, [(0, 1, 2)])
-    before = children()
+    before = ours()
     try:
         await launcher.start(0)
         dead = launcher.pid(0)
@@ -90,7 +83,7 @@ async def test_replicas_that_share_a_process_get_one_again_not_one_each(config: 
         while launcher.pid(0) is not None:  # a zombie whose other threads still end cannot be waited for yet
             await asyncio.sleep(0.01)
         assert len({await each for each in [asyncio.create_task(launcher.start(replica)) for replica in range(3)]}) == 1
-        assert children() - before == {launcher.pid(0)}
+        assert ours() - before == {launcher.pid(0)}
     finally:
         await launcher.close()
 

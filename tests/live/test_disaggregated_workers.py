@@ -47,21 +47,28 @@ async def until_idle(fleet: Fleet) -> None:
     await fleet.until(lambda: all(replica.num_used_blocks == 0 for replica in fleet.head.stats().replicas))
 
 
-def moving(fleet: Fleet) -> tuple[int, int] | None:
-    """Source and target of a hand-off that is under way, if there is one."""
-    for entry in fleet.head._router._entries.values():
-        if entry.held is not None and entry.to is not None and entry.backend is not None:
-            return entry.backend.replica, entry.to.replica
-    return None
+def moving(fleet: Fleet) -> dict[int, tuple[int, int]]:
+    """Source and target of each hand-off that is under way, by request."""
+    return {
+        request: (entry.backend.replica, entry.to.replica)
+        for request, entry in fleet.head._router._entries.items()
+        if entry.held is not None and entry.to is not None and entry.backend is not None
+    }
 
 
 async def under_way(fleet: Fleet, seconds: float) -> tuple[int, int]:
-    """Source and target of a hand-off so long after there was one; there must be one still."""
-    await fleet.until(lambda: moving(fleet) is not None)
-    await asyncio.sleep(seconds)
-    found = moving(fleet)
-    assert found is not None
-    return found
+    """Source and target of a hand-off that has been under way for so long, and still is."""
+    began: dict[int, float] = {}
+
+    def found() -> list[tuple[int, int]]:
+        now = asyncio.get_running_loop().time()
+        ends = moving(fleet)
+        for request in began.keys() - ends.keys():
+            del began[request]
+        return [ends[request] for request in ends if now - began.setdefault(request, now) >= seconds]
+
+    await fleet.until(lambda: bool(found()))
+    return found()[0]
 
 
 async def test_tokens_are_those_of_one_replica(model: Path, tmp_path: Path, alone: list[list[int]]) -> None:
@@ -69,7 +76,7 @@ async def test_tokens_are_those_of_one_replica(model: Path, tmp_path: Path, alon
         assert sorted(replica.role for replica in fleet.head.stats().replicas) == ["decode", "decode", "prefill"]
         assert await answers(fleet) == alone
         assert await answers(fleet) == alone  # from the prefix cache
-        assert fleet.head.stats().num_prefix_cache_hits > 0
+        await fleet.until(lambda: fleet.head.stats().num_prefix_cache_hits > 0)
         await until_idle(fleet)
         assert len(await fleet.answer(PROMPTS[0], 1)) == 1  # ends where it begins
         gone = fleet.head.submit(PROMPTS[0], Sampling(max_tokens=200, temperature=0, ignore_eos=True))

@@ -105,6 +105,12 @@ def here(make_host: Any) -> Here:
     return Here(make_host)
 
 
+@pytest.fixture
+def slow(make_host: Any) -> Here:
+    """An answer of 400 tokens takes 20 s: it is not over before we are."""
+    return Here(lambda replica: make_host(replica, step=50 * MILLISECOND))
+
+
 async def test_many_clients_get_their_own_tokens_in_order(here: Here, spoken: Any) -> None:
     async with fleet(here, replicas=2) as head:
         frontend: Frontend = head
@@ -141,7 +147,7 @@ async def test_when_a_replica_dies_the_client_sees_nothing_of_it(here: Here, spo
         here.break_down(0)
         rests = await asyncio.gather(*map(all_of, streams))
         assert [tokens(a) + tokens(b) for a, b in zip(beginnings, rests, strict=True)] == [spoken(seed, 100) for seed in range(4)]
-        while [replica.phase for replica in head.stats().replicas] != ["ready", "ready"]:
+        while here.num_starts < 3 or [replica.phase for replica in head.stats().replicas] != ["ready", "ready"]:
             await asyncio.sleep(0.01)
         assert here.num_starts == 3
 
@@ -156,22 +162,22 @@ async def test_text_that_was_held_back_is_neither_lost_nor_said_twice(here: Here
         assert "".join(out.text for out in [*beginning, *await all_of(stream)]) == expected
 
 
-async def test_a_request_that_kills_every_replica_is_given_up_with_an_error_after_its_tokens(here: Here) -> None:
-    async with fleet(here, replicas=2, queue=Queue(max_retries=0)) as head:
+async def test_a_request_that_kills_every_replica_is_given_up_with_an_error_after_its_tokens(slow: Here) -> None:
+    async with fleet(slow, replicas=2, queue=Queue(max_retries=0)) as head:
         stream = ask(head, max_tokens=400)
         await some_of(stream, 3)
-        here.break_down(0)
+        slow.break_down(0)
         with pytest.raises(ReplicaFailed, match="lost its replica"):
             await all_of(stream)
 
 
-async def test_when_a_machine_fails_nobody_waits_for_what_it_would_have_said(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_when_a_machine_fails_nobody_waits_for_what_it_would_have_said(slow: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """No client of a head with a bug may hang, neither one in mid-stream nor one that comes later."""
 
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    async with fleet(here) as head:
+    async with fleet(slow) as head:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         stream = ask(head, max_tokens=400)
         await some_of(stream, 3)
@@ -236,15 +242,15 @@ async def test_fifty_requests_that_cannot_be_served_are_held_against_nobody(make
         assert here.num_starts == 2
 
 
-async def test_a_full_queue_says_when_to_come_back(here: Here) -> None:
-    async with fleet(here, queue=Queue(max_requests=1), route=Pull(max_outstanding=1)) as head:
-        running, queued, refused = (ask(head, max_tokens=50) for _ in range(3))
+async def test_a_full_queue_says_when_to_come_back(slow: Here) -> None:
+    async with fleet(slow, queue=Queue(max_requests=1), route=Pull(max_outstanding=1)) as head:
+        running, queued, refused = (ask(head, max_tokens=5) for _ in range(3))
         with pytest.raises(Rejected) as rejected:
             await anext(refused)
         assert rejected.value.reason == "queue_full"
         assert rejected.value.retry_after_s is not None
         assert head.stats().num_queued == 1
-        assert len(await all_of(running)) == len(await all_of(queued)) == 50
+        assert len(await all_of(running)) == len(await all_of(queued)) == 5
 
 
 async def test_a_client_that_goes_away_frees_its_place_whether_queued_or_running(here: Here) -> None:
@@ -272,9 +278,9 @@ async def test_a_client_that_goes_away_before_anything_happened_costs_nothing(he
             await asyncio.sleep(0.002)
 
 
-async def test_draining_finishes_what_runs_and_refuses_what_comes(here: Here, spoken: Any) -> None:
-    async with fleet(here, replicas=2) as head:
-        running = [ask(head, max_tokens=60, seed=seed) for seed in range(4)]
+async def test_draining_finishes_what_runs_and_refuses_what_comes(slow: Here, spoken: Any) -> None:
+    async with fleet(slow, replicas=2) as head:
+        running = [ask(head, max_tokens=10, seed=seed) for seed in range(4)]
         await asyncio.gather(*(some_of(stream, 1) for stream in running))
         draining = asyncio.create_task(head.drain(10.0))
         await asyncio.sleep(0)
@@ -283,15 +289,15 @@ async def test_draining_finishes_what_runs_and_refuses_what_comes(here: Here, sp
             await anext(ask(head, max_tokens=5))
         assert (rejected.value.reason, rejected.value.retry_after_s is not None) == ("draining", True)
         rests = await asyncio.gather(*map(all_of, running))
-        assert [tokens(rest) for rest in rests] == [spoken(seed, 60)[1:] for seed in range(4)]
+        assert [tokens(rest) for rest in rests] == [spoken(seed, 10)[1:] for seed in range(4)]
         await draining
         assert {replica.phase for replica in head.stats().replicas} == {"off"}
-        assert not here.workers
+        assert not slow.workers
 
 
-async def test_draining_does_not_wait_for_ever(make_host: Any) -> None:
+async def test_draining_does_not_wait_for_ever(slow: Here) -> None:
     said: list[str] = []
-    async with fleet(Here(lambda replica: make_host(replica, step=20 * MILLISECOND))) as head:
+    async with fleet(slow) as head:
         head._say = said.append
         stream = ask(head, max_tokens=400)
         await some_of(stream, 1)

@@ -106,14 +106,14 @@ async def test_who_stood_ready_is_taken_over_and_replaced_when_its_patience_ends
     pids = [first.pid(0), first.pid(1)]
     left = [worker.process for worker in first._workers.values()]
     os.close(held._lock)  # as the system does when a head dies
-    for process in left:
-        assert process.stdin is not None
-        process.stdin.close()
 
     held, second = head()
     with held:
         second.attend()
         assert [second.pid(0), second.pid(1)] == pids
+        for process in left:  # so does this: their patience begins
+            assert process.stdin is not None
+            process.stdin.close()
         await until(lambda: second.pid(0) not in pids)
         await until(lambda: second.warm == [(0,)])
         await second.close()

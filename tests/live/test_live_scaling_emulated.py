@@ -1,6 +1,7 @@
 """Replicas that pretend, in the test's own process, help before they have loaded: clients get what they would have got anyway."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -52,9 +53,18 @@ async def parted(head: Head) -> None:
 
 
 async def helped(head: Head, replica: int, count: int = 4) -> None:
-    """Some of its layers are there."""
-    while layers(head, replica) < count:
+    """Some of its layers are there, and it shares work."""
+    while layers(head, replica) < count or not head._pairs:
         await asyncio.sleep(0.002)
+
+
+async def busy(head: Head, spoken: Any, over: Callable[[], bool]) -> None:
+    """One burst after the other, so that there is always somebody to relieve."""
+    while True:
+        answers = await asyncio.gather(*map(all_of, burst(head)))
+        assert [tokens(answer) for answer in answers] == [spoken(seed, 1 + seed % 8) for seed in range(NUM)]
+        if over():
+            return
 
 
 def happened(log: Path) -> list[tuple[int, AnyEvent]]:
@@ -70,12 +80,11 @@ async def test_a_replica_that_loads_relieves_an_overloaded_one(
 ) -> None:
     log = tmp_path / "log.jsonl.zst"
     async with elastic(log, fleet) as (head, here):
-        streams = burst(head)
+        coming = asyncio.create_task(ready(head, 2 if role is Role.BOTH else 3))
+        asking = asyncio.create_task(busy(head, spoken, coming.done))
+        await asyncio.sleep(0)
         head.want(role, 2)
-        assert [tokens(answer) for answer in await asyncio.gather(*map(all_of, streams))] == [
-            spoken(seed, 1 + seed % 8) for seed in range(NUM)
-        ]
-        await ready(head, 2 if role is Role.BOTH else 3)
+        await asking
         await parted(head)
         await idle(head)
         await forgotten(here)
@@ -92,14 +101,17 @@ async def test_a_replica_that_loads_relieves_an_overloaded_one(
 @pytest.mark.parametrize(("fleet", "role", "target"), [(COLOCATED, Role.BOTH, 1), (APART, Role.PREFILL, 2)])
 @pytest.mark.parametrize("end", ["source", "target"])
 async def test_either_end_may_break_down(tmp_path: Path, spoken: Any, fleet: str, role: Role, target: int, end: str) -> None:
+    """Over a link so slow that there is time for many bursts."""
     log = tmp_path / "log.jsonl.zst"
-    async with elastic(log, fleet) as (head, here):
-        streams = burst(head)
+    async with elastic(log, fleet, "cluster.nic_gbps=20") as (head, here):
+        broken = asyncio.Event()
+        asking = asyncio.create_task(busy(head, spoken, broken.is_set))
+        await asyncio.sleep(0)
         head.want(role, 2)
         await helped(head, target)
         here.break_down(target if end == "target" else 0)
-        answers = await asyncio.gather(*map(all_of, streams))
-        assert [tokens(answer) for answer in answers] == [spoken(seed, 1 + seed % 8) for seed in range(NUM)]
+        broken.set()
+        await asking
         await idle(head)
         head.want(role, None)
     assert any(event.lost for _, event in happened(log) if isinstance(event, Unpaired))
@@ -110,7 +122,8 @@ async def test_who_goes_away_leaves_nothing(tmp_path: Path, spoken: Any) -> None
     async with elastic(log, COLOCATED, "batching.max_num_batched_tokens=4096") as (head, here):
         streams = burst(head)
         head.want(Role.BOTH, 2)
-        await helped(head, 1)
+        while layers(head, 1) < 4:
+            await asyncio.sleep(0.002)
         for stream in streams[::2]:
             stream.cancel()
         answers = await asyncio.gather(*map(all_of, streams[1::2]))

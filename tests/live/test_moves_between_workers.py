@@ -87,7 +87,7 @@ async def one_goes(fleet: Fleet, alone: list[list[int]]) -> asyncio.Task[list[li
     """Answers of which one, at least, is leaving a replica that goes; asked for again where all were said before it could."""
     streaming = await both_decoding(fleet, alone)
     fleet.head.want(Role.BOTH, 1)
-    await fleet.until(lambda: streaming.done() or moving(fleet) is not None)
+    await fleet.until(lambda: streaming.done() or bool(moving(fleet)))
     if not streaming.done():
         return streaming
     assert streaming.result() == alone

@@ -14,8 +14,9 @@ from tests.live import test_disaggregated_workers as apart
 from tests.live import test_live_scaling_workers as live
 from tests.live import test_moves_between_workers as moves
 from tests.live.checkpoints import NUM_LAYERS, write_checkpoint
-from tests.live.test_parallel_workers import SLOW, kill_a_rank, ranks_of
+from tests.live.test_parallel_workers import SLOW, kill_a_rank
 from tests.live.test_weights_between_workers import replayed, said_alone
+from tests.processes import children
 
 TWO = "replica.tp=2"
 pytestmark = pytest.mark.timeout(300)
@@ -145,7 +146,7 @@ async def test_any_process_may_be_killed_at_any_moment(model: Path, tmp_path: Pa
             fleet.head.want(role, dice.choice([1, 2, 2, 2]))
             await asyncio.sleep(dice.uniform(0, 2.5))
             workers = [pid for replica in range(fleet.most) if (pid := fleet.launcher.pid(replica)) is not None]
-            os.kill(dice.choice([*workers, *(rank for pid in workers for rank in ranks_of(pid))]), signal.SIGKILL)
+            os.kill(dice.choice([*workers, *(rank for pid in workers for rank in children(pid))]), signal.SIGKILL)
             assert await streaming == shared
         await live.until_idle(fleet)
     assert replayed(tmp_path / "run") > 100

@@ -14,6 +14,7 @@ from squall.live.engine.build import refuse_uneven
 from squall.live.served import served_model
 from tests.live.checkpoints import NUM_LAYERS, write_checkpoint
 from tests.live.test_weights_between_workers import Fleet, replayed, serving
+from tests.processes import children, is_gone
 
 SLOW = pytest.mark.slow
 
@@ -23,16 +24,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
 
 
-def ranks_of(pid: int) -> list[int]:
-    """Processes that a worker has started."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def kill_a_rank(fleet: Fleet, replica: int) -> None:
     """Rank 1, and not the worker, which is rank 0."""
     pid = fleet.launcher.pid(replica)
     assert pid is not None
-    (rank,) = ranks_of(pid)
+    (rank,) = children(pid)
     os.kill(rank, signal.SIGKILL)
 
 
@@ -51,15 +47,14 @@ async def test_two_ranks_say_what_one_says_pass_their_shards_on_and_end_together
         assert fleet.layers() == {0: NUM_LAYERS, 1: NUM_LAYERS}
         assert await fleet.answers(8) == alone
 
-        pids = {replica: fleet.launcher.pid(replica) for replica in (0, 1)}
-        ranks = {replica: ranks_of(pid) for replica, pid in pids.items() if pid is not None}
-        assert [len(each) for each in ranks.values()] == [1, 1]
-        os.kill(ranks[0][0], signal.SIGKILL)  # while it has nothing to do
+        first, second = (fleet.launcher.pid(replica) or 0 for replica in (0, 1))
+        (its_rank,), (other_rank,) = children(first), children(second)
+        os.kill(its_rank, signal.SIGKILL)  # while it has nothing to do
         await fleet.until(lambda: fleet.phases()[0] != "ready")
-        assert not Path(f"/proc/{pids[0]}").exists() or pids[0] != fleet.launcher.pid(0)
+        await fleet.until(lambda: is_gone(first))
         assert await fleet.answers(8) == alone
         fleet.kill(1)
-        await fleet.until(lambda: not Path(f"/proc/{ranks[1][0]}").exists())
+        await fleet.until(lambda: is_gone(other_rank))
 
 
 async def test_each_rank_gets_its_shard_from_a_copy_of_its_own(model: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from squall.config import Config, Queue, dumps, load
-from squall.core.types import Role
+from squall.core.types import MILLISECOND, Role
 from squall.live.api.app import create_app
 from squall.live.head import Head
 from squall.policies.route import Pull
@@ -63,10 +63,11 @@ class Taker(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         assert self.path == "/v1/traces"
         body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.asked += 1
-        if self.server.status == 200:
+        status = self.server.status
+        self.server.asked += 1  # from here on the status may be another
+        if status == 200:
             self.server.got.extend(ExportTraceServiceRequest.FromString(body).resource_spans)
-        self.send_response(self.server.status)
+        self.send_response(status)
         self.send_header("content-length", "0")
         self.end_headers()
 
@@ -86,6 +87,12 @@ def collector() -> Iterator[Collector]:
 @pytest.fixture
 def here(make_host: Any) -> Here:
     return Here(make_host)
+
+
+@pytest.fixture
+def slow(make_host: Any) -> Here:
+    """Replica 0 takes 20 s for 400 tokens, the other one half a second."""
+    return Here(lambda replica: make_host(replica, step=MILLISECOND if replica else 50 * MILLISECOND))
 
 
 @asynccontextmanager
@@ -167,23 +174,23 @@ async def test_the_client_decides_whether_its_request_is_sampled_and_nonsense_de
     assert [span.parent_span_id.hex() for span in collector.spans] == ["", PARENT]
 
 
-async def test_every_way_not_to_be_served_is_an_error(here: Here, collector: Collector) -> None:
-    slow = {**CHAT, "max_tokens": 400}
+async def test_every_way_not_to_be_served_is_an_error(slow: Here, collector: Collector) -> None:
+    long = {**CHAT, "max_tokens": 400}
     async with (
-        fleet(here, queue=Queue(max_requests=1, max_retries=0), route=Pull(max_outstanding=1)) as head,
+        fleet(slow, queue=Queue(max_requests=1, max_retries=0), route=Pull(max_outstanding=1)) as head,
         traced(head, collector.url) as client,
     ):
         await client.post("/v1/chat/completions", json={**CHAT, "temperature": 9})
         await client.post("/v1/chat/completions", json={**CHAT, "model": "other"})
-        running, queued = (asyncio.create_task(client.post("/v1/chat/completions", json=slow)) for _ in range(2))
+        running, queued = (asyncio.create_task(client.post("/v1/chat/completions", json=long)) for _ in range(2))
         while head.stats().num_queued == 0:
             await asyncio.sleep(0.002)
         assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 429
         queued.cancel()
         await asyncio.gather(queued, return_exceptions=True)
-        while not here.hosts[0].session or not any(stream.output for stream in head._streams._open.values()):
+        while not slow.hosts[0].session or not any(stream.output for stream in head._streams._open.values()):
             await asyncio.sleep(0.002)
-        here.break_down(0)
+        slow.break_down(0)
         assert (await running).status_code == 500
     assert {span.status.code for span in collector.spans} == {Status.STATUS_CODE_ERROR}
     told = [(attributes(span)["error.type"], span.name) for span in collector.spans]
@@ -202,17 +209,17 @@ async def test_every_way_not_to_be_served_is_an_error(here: Here, collector: Col
     assert "gen_ai.response.finish_reasons" not in failed
 
 
-async def test_a_request_whose_replica_dies_tells_where_it_went_on(here: Here, collector: Collector) -> None:
-    async with fleet(here, replicas=2) as head, traced(head, collector.url) as client:
+async def test_a_request_whose_replica_dies_tells_where_it_went_on(slow: Here, collector: Collector) -> None:
+    async with fleet(slow, replicas=2) as head, traced(head, collector.url) as client:
         asking = asyncio.create_task(client.post("/v1/chat/completions", json={**CHAT, "max_tokens": 100}))
         while not (found := [stream for stream in head._streams._open.values() if len(stream.output) > 3]):
             await asyncio.sleep(0.002)
-        [first] = found[0].journey.replicas
-        here.break_down(first)
+        assert found[0].journey.replicas == (0,)
+        slow.break_down(0)
         await asking
     [span] = collector.spans
     told = attributes(span)
-    assert (told["squall.replicas"], told["squall.continued"]) == ([first, 1 - first], True)
+    assert (told["squall.replicas"], told["squall.continued"]) == ([0, 1], True)
     assert told["gen_ai.usage.output_tokens"] == 100
     assert span.status.code == Status.STATUS_CODE_UNSET
 

@@ -28,10 +28,10 @@ from squall.twin.observe import observe
 from tests.live.checkpoints import NUM_LAYERS, write_checkpoint
 from tests.live.disks import memories, spoil
 from tests.live.transport.conftest import NIXL
+from tests.processes import host_copies
 
 PATIENCE_S = 90.0
 PROMPTS = [tuple(range(start, start + 12)) for start in range(10, 250, 12)]
-SHARED, COPIES = Path("/dev/shm"), f"squall-{os.getuid()}-*"
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +202,7 @@ async def test_two_workers_get_their_weights_along_a_chain_and_say_the_same(mode
 
 @pytest.mark.parametrize("kind", ["disk", "host", "p2p"])
 async def test_the_other_ways(model: Path, tmp_path: Path, kind: str) -> None:
-    others = set(SHARED.glob(COPIES))
+    copies: set[Path] = set()
     async with serving(model, tmp_path / "run", f"load.kind={kind}") as fleet:
         alone = await fleet.answers(8)
         fleet.head.want(Role.BOTH, 2)
@@ -210,14 +210,14 @@ async def test_the_other_ways(model: Path, tmp_path: Path, kind: str) -> None:
         assert [move.kind for move in fleet.moves[1]] == [kind]
         assert await fleet.answers(8) == alone
         if kind == "host":
-            copy = set(SHARED.glob(COPIES)) - others
-            assert len(copy) == 1
-            assert not copy.intersection(HostCopies().sweep(unused=True))  # it is in use
+            copies = host_copies(fleet.launcher.pid(replica) or 0 for replica in (0, 1))
+            assert len(copies) == 1
+            assert not copies.intersection(HostCopies().sweep(unused=True))  # it is in use
             fleet.kill(1)
             await fleet.until(lambda: fleet.phases()[1] != "ready")
             await fleet.ready(2)
             assert [move.kind for move in fleet.moves[2]] == [kind]  # in the next free slot
-    assert not set(SHARED.glob(COPIES)) - others
+    assert not any(copy.exists() for copy in copies)
 
 
 @pytest.mark.parametrize(

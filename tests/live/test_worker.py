@@ -171,7 +171,8 @@ async def test_a_cancelled_request_frees_its_blocks_within_one_step(make_host: A
         said = len(talk.ear.out[1])
         await talk.ear.until(lambda: len(talk.ear.out[2]) >= said + 3)
         assert len(talk.ear.out[1]) == said
-        assert host.engine.ledger.num_held == -(-(4 + len(talk.ear.out[2])) // 4)
+        ledger = host.engine.ledger
+        await talk.ear.until(lambda: ledger.num_held == -(-(4 + len(talk.ear.out[2])) // 4))  # the engine is a step ahead of us
 
 
 async def test_when_the_head_goes_away_all_is_freed_and_the_next_one_finds_the_weights(make_host: Any, serving: Any) -> None:
@@ -363,7 +364,7 @@ async def test_the_heartbeat_counts_blocks_and_cached_tokens(make_host: Any, ser
         await talk.bring_up()
         talk.submit(1, max_tokens=400, prompt=9)
         await talk.ear.until(lambda: any(load.num_running for load in talk.ear.loads))
-        load = talk.ear.loads[-1]
+        load = next(load for load in talk.ear.loads if load.num_running)
         assert (load.num_running, load.num_waiting, load.num_blocks) == (1, 0, 256)
         assert load.num_used_blocks >= 3
 

@@ -78,7 +78,7 @@ def test_a_live_run_is_reproduced_through_a_killed_worker_and_a_client_that_left
     clients = [threading.Thread(target=lambda: chunks.append(server.complete(200))) for _ in range(5)]
     for client in clients:
         client.start()
-    assert server.complete(200, leave_after=20) == 20
+    assert server.complete(1500, leave_after=20) == 20
     server.kill_worker()
     for client in clients:
         client.join()

@@ -237,10 +237,10 @@ def complete(client: httpx.AsyncClient) -> Post:
 
 @pytest.fixture
 def until() -> Callable[[Callable[[], bool]], Awaitable[None]]:
-    """Wait for a condition; fails after five seconds."""
+    """Wait for a condition; fails after a minute."""
 
     async def wait(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.002)
 

@@ -211,14 +211,13 @@ def test_a_cut_ends_the_run_at_the_next_boundary_and_only_that_run(fresh: TorchE
     fresh.cut(1)
     fresh.cut(2)  # before it begins: one step is done all the same
     assert run(fresh, 2, 50, 1, 9)[0].steps == 1
-    seen = threading.Event()
 
-    def cut_once_it_runs() -> None:
-        seen.wait(10)
-        fresh.cut(3)
+    def cut_while_it_runs(_: object) -> None:
+        cutting = threading.Thread(target=fresh.cut, args=(3,))
+        cutting.start()
+        cutting.join()
 
-    threading.Thread(target=cut_once_it_runs, daemon=True).start()
-    ended = fresh.run(RunSteps(3, 80, 1, 10), lambda tokens: seen.set())
+    ended = fresh.run(RunSteps(3, 80, 1, 10), cut_while_it_runs)
     assert 1 <= ended.steps < 80
     assert run(fresh, 4, 5, 1, 10 + ended.steps)[0].steps == 5
 

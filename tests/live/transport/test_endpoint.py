@@ -115,7 +115,7 @@ def test_a_stranger_is_refused_before_it_can_ask_anything(node: Node, backend: i
 def test_bytes_that_are_no_frame_end_the_connection_and_nothing_else(garbage: bytes) -> None:
     from squall.live.transport.endpoint import Endpoint
 
-    server = Endpoint("server", TOKEN, patience_s=0.2)
+    server = Endpoint("server", TOKEN)
     try:
         with raw(server.addresses[-1]) as sock:
             assert isinstance(receive(sock), Challenge)
@@ -178,7 +178,7 @@ def test_a_peer_that_stands_still_is_lost_after_the_patience(node: Node, backend
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
         assert peer.stdout is not None
         address = peer.stdout.readline().split()[backend]
-        client = node("client", patience_s=0.2)
+        client = node("client")
         link = client.connect(address)
         os.kill(peer.pid, signal.SIGSTOP)
         os.waitpid(peer.pid, os.WUNTRACED)
@@ -186,7 +186,7 @@ def test_a_peer_that_stands_still_is_lost_after_the_patience(node: Node, backend
             with pytest.raises(PeerLost, match="nothing was heard of it in time"):
                 link.notify(b"are you there?")
             with pytest.raises(PeerLost, match="nothing was heard of it in time"):
-                client.connect(address)
+                node("hasty", patience_s=0.1).connect(address)
         finally:
             peer.kill()
         link.close()

@@ -1,0 +1,30 @@
+"""Other processes, as /proc tells of them."""
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def is_gone(pid: int) -> bool:
+    """It does nothing any more, though its parent may not have waited for it, or cannot while other threads of it still end."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def children(pid: int) -> list[int]:
+    """Processes that its main thread has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def host_copies(pids: Iterable[int]) -> set[Path]:
+    """The copies of weights in this machine's memory that these processes use."""
+    found = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # it has just been closed
+                if (target := os.readlink(link)).startswith(f"/dev/shm/squall-{os.getuid()}-"):
+                    found.add(Path(target))
+    return found
