@@ -47,16 +47,23 @@ internlm/internlm2-20b                internlm2  48  6144  48   8  128  16384   
 Qwen/Qwen2.5-0.5B-Instruct            qwen2    24   896  14   2   64   4864  151936   32768  tied
 Qwen/Qwen2.5-7B-Instruct              qwen2    28  3584  28   4  128  18944  152064   32768  -
 Qwen/Qwen2.5-1.5B-Instruct            qwen2    28  1536  12   2  128   8960  151936   32768  tied
+Qwen/Qwen2.5-3B-Instruct              qwen2    36  2048  16   2  128  11008  151936   32768  tied
 Qwen/Qwen2.5-14B-Instruct             qwen2    48  5120  40   8  128  13824  152064   32768  -
 Qwen/Qwen2.5-32B-Instruct             qwen2    64  5120  40   8  128  27648  152064   32768  -
 Qwen/Qwen2.5-72B-Instruct             qwen2    80  8192  64   8  128  29568  152064   32768  -
 Qwen/Qwen3-0.6B                       qwen3    28  1024  16   8  128   3072  151936   40960  tied
+Qwen/Qwen3-1.7B                       qwen3    28  2048  16   8  128   6144  151936   40960  tied
+Qwen/Qwen3-4B                         qwen3    36  2560  32   8  128   9728  151936   40960  tied
 Qwen/Qwen3-8B                         qwen3    36  4096  32   8  128  12288  151936   40960  -
+Qwen/Qwen3-14B                        qwen3    40  5120  40   8  128  17408  151936   40960  -
 Qwen/Qwen3-32B                        qwen3    64  5120  64   8  128  25600  151936   40960  -
+microsoft/Phi-3-mini-4k-instruct      phi3     32  3072  32  32   96   8192   32064    4096  -
 microsoft/Phi-3.5-mini-instruct       phi3     32  3072  32  32   96   8192   32064  131072  -
+microsoft/phi-4                       phi3     40  5120  40  10  128  17920  100352   16384  -
+microsoft/Phi-4-mini-instruct         phi3     32  3072  24   8  128   8192  200064  131072  tied
 """
 
-_WINDOWS = {"mistralai/Mistral-7B-v0.1": 4096}
+_WINDOWS = {"mistralai/Mistral-7B-v0.1": 4096, "microsoft/Phi-3-mini-4k-instruct": 2047}
 
 _ALIASES = {
     "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct",
@@ -75,11 +82,14 @@ _ALIASES = {
     "mistral-24b": "mistralai/Mistral-Small-24B-Instruct-2501",
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
     "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
+    "qwen2.5-3b": "Qwen/Qwen2.5-3B-Instruct",
     "qwen2.5-14b": "Qwen/Qwen2.5-14B-Instruct",
     "qwen2.5-32b": "Qwen/Qwen2.5-32B-Instruct",
     "qwen2.5-7b": "Qwen/Qwen2.5-7B-Instruct",
     "qwen2.5-72b": "Qwen/Qwen2.5-72B-Instruct",
+    "phi-3-mini": "microsoft/Phi-3-mini-4k-instruct",
     "phi-3.5-mini": "microsoft/Phi-3.5-mini-instruct",
+    "phi-4-mini": "microsoft/Phi-4-mini-instruct",
     "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
     "mixtral-8x22b": "mistralai/Mixtral-8x22B-v0.1",
 }

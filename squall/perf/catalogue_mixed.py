@@ -74,6 +74,8 @@ MIXED: dict[str, dict[str, Any]] = {
     "tiiuae/falcon-7b-instruct": {
         "model_type": "falcon", "num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71, "vocab_size": 65024,
     },
+    "microsoft/phi-1_5": _model("phi", 24, 2048, 32, 32, 8192, 51200, 2048, torch_dtype="float16"),
+    "microsoft/phi-2": _model("phi", 32, 2560, 32, 32, 10240, 51200, 2048, torch_dtype="float16"),
     "mistralai/Mixtral-8x7B-v0.1": _model(
         "mixtral", 32, 4096, 32, 8, 14336, 32000, 32768, num_local_experts=8, num_experts_per_tok=2
     ),

@@ -250,6 +250,16 @@ def _falcon(fields: Fields, _index: int) -> Layer:
     return Layer(1, attention, Mlp(fields.size_or("ffn_hidden_size", 4 * hidden), gated=False, bias=bias), 2 * norms * hidden)
 
 
+def _phi(fields: Fields, _index: int) -> Layer:
+    """Phi before its third: attention and MLP side by side below one norm, and a bias for everything, the head included."""
+    if fields.flag("qk_layernorm"):
+        raise fields.refuse("qk_layernorm", "no published Phi has norms of queries and keys; set it to false")
+    heads = fields.size("num_attention_heads")
+    kv_heads = fields.size_or("num_key_value_heads", heads)
+    attention = Attention(heads, kv_heads, _head_dim(fields, heads), None, qkv_bias=True, out_bias=True)
+    return Layer(1, attention, Mlp(fields.size("intermediate_size"), gated=False, bias=True), 2 * fields.size("hidden_size"))
+
+
 def _internlm(fields: Fields, _index: int) -> Layer:
     heads, bias = fields.size("num_attention_heads"), fields.flag("bias")
     kv_heads = fields.size_or("num_key_value_heads", heads)
@@ -322,6 +332,7 @@ FAMILIES: dict[str, Family] = {
     "mistral": Family(_mistral),
     "qwen2": Family(_qwen2),
     "qwen3": Family(_qwen3, {"head_dim": 128}),
+    "phi": Family(_phi, {"lm_head_bias": True}, norm_width=2),
     "phi3": Family(_mistral),
     "internlm": Family(_internlm, {"bias": True}),
     "internlm2": Family(_internlm2),

@@ -25,6 +25,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("mistral", {}),
     ("qwen2", {}),
     ("qwen3", {}),
+    ("phi", {}),
     ("phi3", {"pad_token_id": 0}),
     ("gemma", {}),
     ("gemma2", {}),
@@ -85,6 +86,12 @@ def test_a_dense_layer_before_the_mixtures_and_experts_that_all_tokens_share() -
     assert (sparse.count, sparse.mlp) == (4, Experts(4, 2, Mlp(40), shared=Mlp(80)))
     assert sparse.attention == LatentAttention(4, None, 32, 16, 8, 24)
     assert spec.kv_bytes_per_token("bf16") == spec.kv_bytes_per_token("bf16", tp=4) == 6 * (32 + 8) * 2
+
+
+def test_the_first_phis_have_heads_of_their_own_unless_told_and_no_norms_of_queries() -> None:
+    assert small("phi", num_key_value_heads=None).num_kv_heads == SMALL["num_attention_heads"]
+    with pytest.raises(ModelError, match=r"config.json: qk_layernorm.*set it to false"):
+        small("phi", qk_layernorm=True)
 
 
 def windows(spec: ModelSpec) -> list[int | None]:

@@ -106,6 +106,9 @@ def test_a_catalogue_row_gives_the_published_parameters() -> None:
         "deepseek-v3": 671_026_419_200, "deepseek-r1": 671_026_419_200, "deepseek-v2-lite": 15_706_484_224,
         "gpt-oss-120b": 116_829_156_672, "gemma-2-2b": 2_614_341_888, "gemma-2-9b": 9_241_705_984,
         "gemma-3-27b": 27_009_002_240, "deepseek-r1-distill-llama-8b": 8_030_261_248, "qwen2.5-72b": 72_706_203_648,
+        "qwen2.5-3b": 3_085_938_688, "qwen3-1.7b": 1_720_574_976, "qwen3-4b": 4_022_468_096, "qwen3-14b": 14_768_307_200,
+        "phi-1_5": 1_418_270_720, "phi-2": 2_779_683_840, "phi-3-mini": 3_821_079_552, "phi-4": 14_659_507_200,
+        "phi-4-mini": 3_836_021_760,
     }  # fmt: skip
     assert {name: resolve_model(name).num_params for name in published} == published
 
