@@ -42,8 +42,8 @@ class Launcher(Struct, frozen=True, forbid_unknown_fields=True):
         address: of "ray": of the cluster; Ray looks for one when None.
         warm: processes of replicas that are off which stand ready (of "hosts": on each): libraries imported, engine built, no
             weights. One that a replica leaves is kept. Not of "ray".
-        state: of "local": a folder of this fleet alone. Workers then outlive a head that is killed, and the next head of the same
-            configuration takes them over with the weights that they have. On Linux.
+        state: not of "ray": a folder of this fleet alone. Workers then outlive a head that is killed, and the next head of the
+            same configuration takes them over with the weights that they have; agents of "hosts" dial it again. On Linux.
         outlive_s: how long they wait for it.
     """
 
@@ -70,10 +70,8 @@ class _Fleet(Protocol):
 
 def launcher_mistake(launcher: Launcher, fleet: _Fleet, gpus: int) -> str | None:
     """What cannot be meant: the key, what is wrong and what would be right. `gpus` is what a replica takes."""
-    if launcher.kind != "local" and launcher.state is not None:
-        return (
-            f"launcher.state means nothing where launcher.kind = {launcher.kind!r}: only workers of this machine outlive a head"
-        )
+    if launcher.kind == "ray" and launcher.state is not None:
+        return 'launcher.state means nothing where launcher.kind = "ray": Ray ends its actors with the head that made them'
     if launcher.kind == "ray" and launcher.warm:
         return 'launcher.warm means nothing where launcher.kind = "ray": an actor that waits would hold its resources'
     if launcher.kind != "hosts":
@@ -84,6 +82,11 @@ def launcher_mistake(launcher: Launcher, fleet: _Fleet, gpus: int) -> str | None
         return 'launcher.kind = "hosts" needs [[launcher.hosts]], each with a hostname'
     if launcher.advertise is None and re.match(r"(0\.0\.0\.0|\[::\])?:", launcher.listen):
         return f"launcher.listen = {launcher.listen!r} is no address to dial; set launcher.advertise to that of this machine"
+    if launcher.state is not None and re.search(r":0+$", launcher.listen):
+        return (
+            f"launcher.listen = {launcher.listen!r} gives every head another port, and agents that outlive one (launcher.state) "
+            "dial the same again; give it a port, such as :7000, or leave launcher.state out"
+        )
     names = [host.hostname for host in launcher.hosts]
     if twice := next((name for name in names if names.count(name) > 1), None):
         return f"launcher.hosts has {twice!r} twice; give all its devices in one entry"

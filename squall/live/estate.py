@@ -1,15 +1,12 @@
-"""What a head leaves behind when it dies: its workers, which run on for a while, and what the next head needs to take them over.
+"""What a head leaves on its own machine when it dies: workers, which run on for a while, and what it takes to take them over.
 
-One file in a folder that one head holds at a time. Knows processes by number and start, so that nobody else is ever taken for one
-of them; not what they compute. Linux only.
+Knows processes by number and start, so that nobody else is ever taken for one of them; not what they compute. Linux only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import hashlib
 import os
 import secrets
 import select
@@ -19,11 +16,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-import msgspec
 from msgspec import Struct
 
 from squall.core.types import ReplicaId
 from squall.errors import ConfigError
+from squall.live.state import StateFolder
 
 FILE = "workers.json"
 
@@ -92,7 +89,7 @@ class Survivor:
             os.close(self._fd)
 
 
-class Estate:
+class Estate(StateFolder):
     """Holds the folder, and finds what the last head left in it.
 
     Workers of another fleet (another configuration, or version of squall) are of no use: they are asked to end.
@@ -111,29 +108,18 @@ class Estate:
     """
 
     def __init__(self, folder: Path, fleet: str, outlive_s: float, say: Callable[[str], None]) -> None:
-        self.outlive_s = outlive_s
-        self._say = say
-        self._path = folder / FILE
-        self._fleet = hashlib.sha256(fleet.encode()).hexdigest()
-        self._written: tuple[Left, ...] | None = None
-        self._is_written = False
         if not hasattr(os, "pidfd_open"):
             raise ConfigError(
                 "launcher.state needs Linux, whose processes can be told from others with the same number; leave it out"
             )
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise ConfigError(f"launcher.state = {str(folder)!r} cannot be used: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise ConfigError(
-                f"launcher.state = {str(folder)!r} is in use by another head; end that one, or give this one a folder of its own"
-            ) from None
-        found = self._read()
+        super().__init__(folder, FILE, say)
+        self.outlive_s = outlive_s
+        self._fleet = fleet
+        self._written: tuple[Left, ...] | None = None
+        self._is_written = False
+        found = self.read(_Estate)
+        if found is not None and found.boot != _boot():
+            found = None
         running = [survivor for left in found.workers if (survivor := _survivor(left))] if found is not None else []
         same = found is not None and found.fleet == self._fleet
         self.token = found.token if found is not None and same else secrets.token_hex(32)
@@ -141,15 +127,11 @@ class Estate:
         for stranger in () if same else running:
             stranger.terminate()
 
-    def __enter__(self) -> Estate:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Nobody is left, unless nobody was taken over yet. Another head may hold the folder."""
         if self._written is not None:
-            with contextlib.suppress(OSError):
-                self._path.unlink(missing_ok=True)
-        os.close(self._lock)
+            self.clear()
+        super().__exit__(kind, error, trace)
 
     def note(self, workers: Mapping[int, tuple[str, tuple[ReplicaId, ...]]]) -> bool:
         """These processes listen now: their addresses and replicas. Returns whether another head will find them."""
@@ -160,30 +142,8 @@ class Estate:
         )
         if left != self._written:
             self._written = left
-            self._is_written = self._write(left)
+            self._is_written = self.write(_Estate(self._fleet, self.token, _boot(), left))
         return self._is_written
-
-    def _write(self, left: tuple[Left, ...]) -> bool:
-        fresh = self._path.with_suffix(".new")
-        try:
-            fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with open(fd, "wb") as file:
-                file.write(msgspec.json.encode(_Estate(self._fleet, self.token, _boot(), left)))
-            fresh.replace(self._path)
-        except OSError as error:
-            self._say(f"no other head will find all workers: cannot write {self._path}: {error.strerror}")
-            return False
-        return True
-
-    def _read(self) -> _Estate | None:
-        """None where nobody left anything that can be read, or the machine was started anew since."""
-        try:
-            if not self._path.is_file():  # a pipe would be waited for
-                return None
-            found = msgspec.json.decode(self._path.read_bytes(), type=_Estate)
-        except (OSError, msgspec.DecodeError):
-            return None
-        return found if found.boot == _boot() else None
 
 
 def _boot() -> str:

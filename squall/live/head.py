@@ -250,7 +250,7 @@ class Head:
 
     async def _live(self, replica: ReplicaId, *, settled: bool) -> None:
         """From its start to its loss. A settled one was there when the fleet began."""
-        address, said = None, False
+        address, client, said = "", None, False
         try:
             address = await self._launcher.start(replica)
             client = self._clients[replica] = ReplicaClient(replica, self, self._launcher.token, self._silence_s, settled=settled)
@@ -262,7 +262,7 @@ class Head:
         if replica in self._stopping:
             return
         self._forget(replica)
-        if address is not None:
+        if client is not None and not client.was_stopped:  # else it may have waited for us in vain, and gets another session
             await self._launcher.kill(address)
         why = self._last_words.pop(replica, why)
         if not said:

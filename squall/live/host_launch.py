@@ -1,32 +1,40 @@
 """Starts and ends workers on a list of hosts, each of which has an agent. Knows hosts and agents, not what workers compute.
 
 The agents dial us: started over ssh, or by a person with the command that we print. An agent that is gone takes its workers with
-it; the next replica that is wanted there starts another one over ssh, or waits for the person. A host that ssh brings no agent
-from is out of the fleet, and dialled at longer and longer intervals until it is back.
+it; the next replica that is wanted there starts another one over ssh, or waits for the person. With a `Roster` agents outlive us,
+and an agent that is lost, or that an earlier head had, is given a moment to dial again before another one is started. A host that
+ssh brings no agent from is out of the fleet, and dialled at longer and longer intervals until it is back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import math
 import secrets
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from itertools import count
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from squall.core.types import ReplicaId
-from squall.errors import ConfigError, HostLost, PeerLost, ReplicaFailed
+from squall.errors import ConfigError, HostLost, PeerLost, PeerRefused, ReplicaFailed
 from squall.launch_tables import Launcher, Machine
-from squall.live.agents import MAX_LINE, SILENCE_S, Answer, Welcome, Wire, Wish, meet_agent
-from squall.live.launch import START_TIMEOUT_S, Place
+from squall.live.agents import MAX_WORD, SILENCE_S, Hello, Refused, Welcome, Wire, meet_agent, refuse
+from squall.live.launch import Place
+from squall.live.process import START_TIMEOUT_S
+from squall.live.remote import RemoteAgent, RemoteHost
+from squall.live.roster import Roster
 from squall.live.ssh import SshCommand
 from squall.live.transport.frames import proof
 
 STOP_S = 15.0
 """A worker may take a while to end, and its host to be heard."""
+
+REDIAL_S = 5.0
+"""How long an agent may take to dial again: it tries every two seconds."""
 
 REMIND_S = 30.0
 """How often a person is told that a host has no agent yet."""
@@ -58,6 +66,8 @@ class HostsLauncher:
         gpus: devices of one replica.
         shared: all replicas of a host in one process.
         say: tells a person what to run, one line a host.
+        fleet: all that two heads must have in common for one to take over from the other.
+        roster: agents and workers outlive us, and those of an earlier head are taken over; they end with us when None.
 
     Attributes:
         watch: hears of hosts that go and come; nobody by default.
@@ -67,63 +77,92 @@ class HostsLauncher:
     Raises ConfigError where we cannot listen there.
     """
 
-    def __init__(self, table: Launcher, config: str, gpus: int, *, shared: bool, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, table: Launcher, config: str, gpus: int, *, shared: bool, say: Callable[[str], None], fleet: str = "",
+        roster: Roster | None = None,
+    ) -> None:  # fmt: skip
         self._table = table
         self._config = config
         self._shared = shared
         self._say = say
-        self.token = secrets.token_hex(32)
+        self._fleet = fleet
+        self._roster = roster
+        self.token = roster.token if roster is not None else secrets.token_hex(32)
         self._listener = _listen(table.listen)
         port = self._listener.getsockname()[1]
         self.address = f"{table.advertise or table.listen.rpartition(':')[0]}:{port}"
         per_host = table.slots_per_host(gpus)
-        hosts = [_Host(at, machine, places_of(machine, at, per_host, gpus)) for at, machine in enumerate(table.hosts)]
-        self._hosts = {host.machine.hostname: host for host in hosts}
-        self._at = {place.replica: host for host in self._hosts.values() for place in host.places}
+        hosts = [RemoteHost(at, machine, places_of(machine, at, per_host, gpus)) for at, machine in enumerate(table.hosts)]
+        self._hosts = {host.name: host for host in hosts}
+        self._at = {place.replica: host for host in hosts for place in host.places}
         self.watch: Watch | None = None
         self._server: asyncio.Task[None] | None = None
+        self._closing = False
         self._meeting: set[asyncio.Task[None]] = set()
         self._dialling: set[asyncio.Task[None]] = set()  # hosts that are out
+        self._expected = [host for host in hosts if roster is not None and host.name in roster.hosts]
+        for host in self._expected:
+            host.expect(math.inf)
+        if roster is not None:
+            roster.note()  # before anybody is told the token
 
     def prepare(self, replicas: Iterable[ReplicaId]) -> None:
         """Start the agents of these hosts; their processes come up as soon as the agents are heard."""
-        far = next((host.machine.hostname for host in self._hosts.values() if not _is_here(host.machine.reached_at)), None)
+        far = next((host.name for host in self._hosts.values() if not _is_here(host.machine.reached_at)), None)
         if far is not None and _is_here(self.address.rpartition(":")[0]):
             self._say(
                 f"{far} cannot dial {self.address}: set launcher.listen or launcher.advertise to what it calls this machine"
             )
         for replica in replicas:
-            self._at[replica].wanted.append(replica)
+            self._at[replica].prepared.append(replica)
         for host in self._hosts.values():
-            self._call(host)
+            if not host.is_expected:
+                self._call(host)
 
     def attend(self) -> None:
         if self._server is None:
             self._server = asyncio.create_task(self._listen_for_agents())
+            for host in self._expected:
+                host.expect(REDIAL_S)
 
     async def start(self, replica: ReplicaId) -> str:
         self.attend()
         host = self._at[replica]
-        self._call(host)
+        host.started.setdefault(replica, "")
         agent = await (self._reached(host) if self._table.launch == "ssh" else self._until_called(host))
-        return await agent.ask("start", replica, timeout_s=START_TIMEOUT_S + SILENCE_S)
+        address = await agent.ask("start", replica, timeout_s=START_TIMEOUT_S + SILENCE_S)
+        host.started[replica] = address
+        return address
 
     async def stop(self, replica: ReplicaId) -> None:
-        await self._tell(self._at[replica], "stop", replica)
+        host = self._at[replica]
+        host.started.pop(replica, None)
+        await self._tell(host, "stop", replica)
 
     async def kill(self, address: str) -> None:
         for host in self._hosts.values():
-            if address in host.addresses:
+            here = [replica for replica, at in host.started.items() if at == address]
+            for replica in here:
+                del host.started[replica]
+            if here:
                 await self._tell(host, "kill", address=address)
 
     async def close(self) -> None:
-        """The agents see the end of their connections, and end with their workers."""
+        """The agents are told, and end with their workers."""
+        self._closing = True
+        present = [host.present for host in self._hosts.values() if host.present is not None]
+        for agent in present:
+            agent.dismiss()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*(agent.gone.wait() for agent in present)), STOP_S)
         tasks = [task for task in (self._server, *self._meeting, *self._dialling) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._listener.close()
         await asyncio.gather(*(asyncio.to_thread(host.end, STOP_S) for host in self._hosts.values()))
+        if self._roster is not None:
+            self._roster.clear()
 
     def kill_all(self) -> None:
         self._listener.close()
@@ -132,9 +171,9 @@ class HostsLauncher:
 
     # -- agents
 
-    def _call(self, host: _Host) -> None:
-        """Start its agent, or have it started, unless that has been done."""
-        if host.called and not (self._table.launch == "ssh" and host.is_gone):
+    def _call(self, host: RemoteHost) -> None:
+        """Start its agent, or have it started, unless it is there or that has been done."""
+        if host.present is not None or (host.called and not (self._table.launch == "ssh" and host.is_gone)):
             return
         host.called = True
         command = [
@@ -144,19 +183,21 @@ class HostsLauncher:
             "--head",
             self.address,
             "--host",
-            host.machine.hostname,
+            host.name,
         ]
         if self._table.launch == "print":
-            self._say(f"on {host.machine.hostname}: SQUALL_TOKEN={self.token} {shlex.join(command)}")
+            self._say(f"on {host.name}: SQUALL_TOKEN={self.token} {shlex.join(command)}")
             return
         host.end(0.0)
-        name = host.machine.hostname
+        name = host.name
         host.command = SshCommand(name, [*command, "--stdin"], self.token, lambda line: self._say(f"{name}: {line}"))
 
-    async def _reached(self, host: _Host) -> _Agent:
+    async def _reached(self, host: RemoteHost) -> RemoteAgent:
         """Raises HostLost where there is no agent, and from then on there is no such host, until there is."""
         if host.is_out:
-            raise HostLost(f"{host.machine.hostname} cannot be reached")
+            raise HostLost(f"{host.name} cannot be reached")
+        await host.as_expected()
+        self._call(host)
         try:
             return await host.agent(START_TIMEOUT_S)
         except ReplicaFailed as error:
@@ -170,34 +211,39 @@ class HostsLauncher:
                 task.add_done_callback(self._dialling.discard)
             raise HostLost(str(error)) from None
 
-    async def _redial(self, host: _Host) -> None:
+    async def _redial(self, host: RemoteHost) -> None:
         """Until it is back."""
         wait_s = FIRST_RETRY_S
-        while True:
-            host.end(0.0)
-            await asyncio.sleep(wait_s)
+        while not await self._is_back(host, wait_s):
             wait_s = min(2 * wait_s, LAST_RETRY_S)
-            self._call(host)
-            try:
-                await host.agent(START_TIMEOUT_S)
-            except ReplicaFailed as error:
-                host.num_tries += 1
-                if all(each.num_tries >= TRIES for each in self._hosts.values()) and self.watch is not None:
-                    self.watch.no_host(str(error))
-                continue
-            host.num_tries = 0
-            self._say(f"{host.machine.hostname} is back")
-            if self.watch is not None:
-                self.watch.host_back(host.number)
-            return
+        host.num_tries = 0
+        self._say(f"{host.name} is back")
+        if self.watch is not None:
+            self.watch.host_back(host.number)
 
-    async def _until_called(self, host: _Host) -> _Agent:
+    async def _is_back(self, host: RemoteHost, wait_s: float) -> bool:
+        """By itself within so long, or over ssh then."""
+        host.end(0.0)
+        if await host.met_within(wait_s):
+            return True
+        self._call(host)
+        try:
+            await host.agent(START_TIMEOUT_S)
+        except ReplicaFailed as error:
+            host.num_tries += 1
+            if all(each.num_tries >= TRIES for each in self._hosts.values()) and self.watch is not None:
+                self.watch.no_host(str(error))
+            return False
+        return True
+
+    async def _until_called(self, host: RemoteHost) -> RemoteAgent:
         """A person has to start it, and is told again that nobody has."""
-        while True:
-            try:
-                return await asyncio.wait_for(host.agent(None), REMIND_S)
-            except TimeoutError:
-                self._say(f"{host.machine.hostname} has no agent yet; run the command above there")
+        await host.as_expected()
+        self._call(host)
+        while not await host.met_within(REMIND_S):
+            self._say(f"{host.name} has no agent yet; run the command above there")
+        assert host.present is not None
+        return host.present
 
     async def _listen_for_agents(self) -> None:
         def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -205,7 +251,7 @@ class HostsLauncher:
             self._meeting.add(task)
             task.add_done_callback(self._meeting.discard)
 
-        server = await asyncio.start_server(met, sock=self._listener, limit=MAX_LINE)
+        server = await asyncio.start_server(met, sock=self._listener, limit=MAX_WORD)
         async with server:
             await server.serve_forever()
 
@@ -214,149 +260,72 @@ class HostsLauncher:
         agent = None
         try:
             hello = await meet_agent(wire, self.token)
-            host = self._hosts.get(hello.host)
-            if host is None or host.present is not None:
-                raise PeerLost(f"an agent of {hello.host!r} is not expected")
-            groups = [tuple(place.replica for place in host.places)] if self._shared else [(p.replica,) for p in host.places]
-            ours = proof(self.token, "server", hello.nonce)
-            wire.say(Welcome(ours, self._config, tuple(host.places), tuple(groups), self._table.warm))
-            agent = _Agent(wire, host)
-            host.meet(agent)
+            host = self._host_of(wire, hello)
+            if hello.fleet not in ("", self._fleet):
+                await self._send_away(wire, host)
+                return
+            agent = RemoteAgent(wire, host, hello.agent)
+            self._welcome(wire, agent, hello)
             await agent.listen()
+        except PeerRefused as error:
+            self._say(f"an agent was refused: {error}")
         except PeerLost as error:
-            if agent is not None:
-                self._say(f"the agent of {agent.host.machine.hostname} is gone: {error}")
+            if agent is not None and agent.host.present is agent and not self._closing:
+                self._say(f"the agent of {agent.host.name} is gone: {error}")
+                if self._roster is not None:
+                    agent.host.expect(REDIAL_S)
         finally:
             if agent is not None:
                 agent.lose()
             wire.close()
 
-    async def _tell(self, host: _Host, verb: str, replica: ReplicaId = 0, address: str = "") -> None:
+    def _host_of(self, wire: Wire, hello: Hello) -> RemoteHost:
+        """Raises PeerRefused where no agent of that host, or another one, is wanted."""
+        host = self._hosts.get(hello.host)
+        if host is None:
+            refuse(wire, f"launcher.hosts has no {hello.host!r}")
+        if self._closing:
+            refuse(wire, "it ends")
+        if host.present is not None and host.present.name != hello.agent:
+            refuse(wire, f"{hello.host} has an agent already")
+        return host
+
+    async def _send_away(self, wire: Wire, host: RemoteHost) -> None:
+        """An agent of a head of another configuration. What its workers hold the next ones may need."""
+        self._say(f"the agent of {host.name} served another configuration: it ends with its workers, and another one is started")
+        wire.say(Refused("it serves another configuration now"))
+        host.expect(STOP_S)
+        await wire.ended(STOP_S)
+        host.expect(0.0)
+
+    def _welcome(self, wire: Wire, agent: RemoteAgent, hello: Hello) -> None:
+        """Its first word from us, or its next one, when it has dialled again."""
+        host, roster = agent.host, self._roster
+        groups = [tuple(place.replica for place in host.places)] if self._shared else [(p.replica,) for p in host.places]
+        outlive_s = roster.outlive_s if roster is not None and roster.note(host.name) else 0.0
+        wire.say(
+            Welcome(
+                proof(self.token, "server", hello.nonce),
+                self._config,
+                host.places,
+                tuple(groups),
+                self._table.warm,
+                self._fleet,
+                outlive_s,
+                tuple(host.started),
+            )
+        )
+        if host.present is not None:
+            host.present.replaced()
+        if hello.fleet:
+            self._say(f"the agent of {host.name} has dialled again: its {hello.num_workers} workers are taken over")
+        host.meet(agent)
+
+    async def _tell(self, host: RemoteHost, verb: str, replica: ReplicaId = 0, address: str = "") -> None:
         """To an agent that is gone, nothing: so are its workers."""
         if (agent := host.present) is not None:
             with contextlib.suppress(ReplicaFailed):
                 await agent.ask(verb, replica, address, timeout_s=STOP_S)
-
-
-class _Host:
-    """A host, and its agent, if there is one.
-
-    Attributes:
-        num_tries: in vain and in a row; 0 where it is not out.
-        command: that was to bring the agent, over ssh.
-    """
-
-    def __init__(self, number: int, machine: Machine, places: Sequence[Place]) -> None:
-        self.number = number
-        self.machine = machine
-        self.places = tuple(places)
-        self.called = False
-        self.wanted: list[ReplicaId] = []
-        self.num_tries = 0
-        self.command: SshCommand | None = None
-        self.present: _Agent | None = None
-        self.addresses: set[str] = set()
-        self._met = asyncio.Event()
-        self._lost = False
-
-    @property
-    def is_gone(self) -> bool:
-        """It was started, and has ended, or was here and is lost: one that hangs does not end by itself."""
-        return self.command is not None and self.present is None and (self._lost or self.command.has_ended)
-
-    @property
-    def is_out(self) -> bool:
-        return self.num_tries > 0
-
-    def meet(self, agent: _Agent) -> None:
-        self.present = agent
-        if self.command is not None:
-            self.command.speaks = True
-        self._met.set()
-        for replica in self.wanted:
-            agent.wish("prepare", replica)
-        self.wanted.clear()
-
-    def part(self) -> None:
-        self.present = None
-        self._lost = True
-        self._met.clear()
-
-    async def agent(self, timeout_s: float | None) -> _Agent:
-        """Raises ReplicaFailed where none comes within the time, or the process that was to bring it ends."""
-        met = asyncio.create_task(self._met.wait())
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        try:
-            while not met.done() and not self.is_gone and (timeout_s is None or loop.time() < began + timeout_s):
-                await asyncio.wait([met], timeout=0.1)
-        finally:
-            met.cancel()
-        if self.present is not None:
-            return self.present
-        how = (
-            f"none came within {timeout_s:g} s"
-            if self.command is None or not self.command.has_ended
-            else self.command.last_words()
-        )
-        name = self.machine.hostname
-        raise ReplicaFailed(f"{name} has no agent: {how}; see that `ssh {name}` works, and that squall is there")
-
-    def end(self, patience_s: float) -> None:
-        """See that the process that brought the agent is gone; over ssh the agent goes with it."""
-        self._lost = False
-        if self.command is not None:
-            self.command.end(patience_s)
-
-
-class _Agent:
-    """An agent that has proved itself."""
-
-    def __init__(self, wire: Wire, host: _Host) -> None:
-        self.host = host
-        self._wire = wire
-        self._numbers = count(1)
-        self._asked: dict[int, asyncio.Future[str]] = {}
-
-    async def listen(self) -> None:
-        """Until it is gone; raises PeerLost then."""
-        beating = asyncio.create_task(self._wire.beat())
-        try:
-            while True:
-                line = await self._wire.hear()
-                if isinstance(line, Answer) and (asked := self._asked.pop(line.number, None)) is not None and not asked.done():
-                    try:
-                        asked.set_result(line.result())
-                    except (ConfigError, ReplicaFailed) as error:
-                        asked.set_exception(error)
-        finally:
-            beating.cancel()
-
-    def wish(self, verb: str, replica: ReplicaId = 0, address: str = "") -> int:
-        """Without waiting for an answer."""
-        number = next(self._numbers)
-        self._wire.say(Wish(number, verb, replica, address))  # type: ignore[arg-type]
-        return number
-
-    async def ask(self, verb: str, replica: ReplicaId = 0, address: str = "", *, timeout_s: float) -> str:
-        """Raises as `Launcher.start`."""
-        number = self.wish(verb, replica, address)
-        asked = self._asked[number] = asyncio.get_running_loop().create_future()
-        try:
-            found: str = await asyncio.wait_for(asked, timeout_s)
-        except TimeoutError:
-            raise ReplicaFailed(f"{self.host.machine.hostname} did not {verb} replica {replica} within {timeout_s:g} s") from None
-        finally:
-            self._asked.pop(number, None)
-        if verb == "start":
-            self.host.addresses.add(found)
-        return found
-
-    def lose(self) -> None:
-        self.host.part()
-        for asked in self._asked.values():
-            if not asked.done():
-                asked.set_exception(ReplicaFailed(f"the agent of {self.host.machine.hostname} is gone"))
 
 
 def places_of(machine: Machine, at: int, per_host: int, gpus: int) -> list[Place]:
@@ -384,5 +353,7 @@ def _listen(listen: str) -> socket.socket:
         listener.bind(address)
         listener.listen()
     except (OSError, ValueError, OverflowError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"launcher.listen = {listen!r} is in use, by another head?; end it, or use another port") from None
         raise ConfigError(f"launcher.listen = {listen!r} cannot be used ({error}); expected host:port of this machine") from None
     return listener

@@ -10,36 +10,21 @@ import asyncio
 import contextlib
 import os
 import secrets
-import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import msgspec
 from msgspec import Struct
 
 from squall.core.types import ReplicaId
-from squall.errors import ConfigError, ReplicaFailed, SquallError
+from squall.errors import ReplicaFailed, SquallError
 from squall.live.estate import Estate, Survivor
+from squall.live.process import Greeting, WorkerProcess
 
-START_TIMEOUT_S = 120.0
-"""Importing torch from a cold, slow disk is the longest part."""
-
-STOP_TIMEOUT_S = 5.0
 FILL_AFTER_S = 1.0
 """How long after a change another process is warmed."""
-
-CONFIG_ERROR = 2
-"""The exit code of a worker that finds its configuration wrong; the last line of its log says what."""
-
-
-class Greeting(Struct, frozen=True):
-    """The one line that a worker prints when it listens."""
-
-    address: str
-    replicas: tuple[ReplicaId, ...]
 
 
 class Place(Struct, frozen=True):
@@ -142,15 +127,16 @@ class LocalLauncher:
         self._estate = estate
         self.token = token or (estate.token if estate is not None else secrets.token_hex(32))
         self._places = {place.replica: place for place in places}
-        self._workers: dict[tuple[ReplicaId, ...], _Worker] = {}
+        self._workers: dict[tuple[ReplicaId, ...], WorkerProcess] = {}
         self._survivors: list[Survivor] = []  # whose end nobody watches yet
         if estate is not None:
             self._extra = (*self._extra, "--outlive-s", f"{estate.outlive_s:g}")
             for survivor in estate.survivors:
                 self._take_over(survivor)
-        self._ending: dict[asyncio.Task[None], _Worker] = {}
+        self._ending: dict[asyncio.Task[None], WorkerProcess] = {}
         self._wanted: set[ReplicaId] = set()
         self._filling: asyncio.TimerHandle | None = None
+        self._trimming: asyncio.TimerHandle | None = None
 
     def prepare(self, replicas: Iterable[ReplicaId]) -> None:
         """Start the processes of these replicas now, so that they import their libraries while we import ours."""
@@ -168,7 +154,7 @@ class LocalLauncher:
     async def start(self, replica: ReplicaId) -> str:
         group = self._group(replica)
         worker = self._workers.get(group)
-        dead: _Worker | None = None
+        dead: WorkerProcess | None = None
         if worker is not None and worker.process.poll() is not None:
             del self._workers[group]
             worker, dead = None, worker
@@ -208,27 +194,45 @@ class LocalLauncher:
                 await self._end(worker, at_once=True)
                 self.attend()
 
+    def keep(self, wanted: Iterable[ReplicaId], patience_s: float) -> None:
+        """Only these are wanted now. Whoever is not wanted again within `patience_s` ends, but for as many as stand ready."""
+        self._wanted = set(wanted)
+        if self._trimming is not None:
+            self._trimming.cancel()
+        self._trimming = asyncio.get_running_loop().call_later(patience_s, self._trim)
+
+    def _trim(self) -> None:
+        for group in self.warm[self._warm :]:
+            self._ended(self._workers.pop(group))
+
+    @property
+    def num_running(self) -> int:
+        """Processes."""
+        return sum(worker.process.poll() is None for worker in self._workers.values())
+
     async def close(self) -> None:
         self._warm = 0
-        if self._filling is not None:
-            self._filling.cancel()
+        for timer in (self._filling, self._trimming):
+            if timer is not None:
+                timer.cancel()
         workers, self._workers = list(self._workers.values()), {}
         await asyncio.gather(*self._ending, *(worker.end() for worker in workers))
 
     def kill_all(self) -> None:
         """Whatever is left, at once, without a loop."""
         for worker in (*self._workers.values(), *self._ending.values()):
-            _kill(worker.process)
-            worker.process.wait()
-            worker.close_pipes()
+            worker.kill()
         self._workers.clear()
 
-    async def _end(self, worker: _Worker, *, at_once: bool = False) -> None:
+    async def _end(self, worker: WorkerProcess, *, at_once: bool = False) -> None:
         """It ends, and what it had open is closed, though whoever waits for that be called off."""
+        await asyncio.shield(self._ended(worker, at_once=at_once))
+
+    def _ended(self, worker: WorkerProcess, *, at_once: bool = False) -> asyncio.Task[None]:
         ending = asyncio.create_task(worker.end(at_once=at_once))
         self._ending[ending] = worker
         ending.add_done_callback(self._ending.pop)
-        await asyncio.shield(ending)
+        return ending
 
     @property
     def warm(self) -> list[tuple[ReplicaId, ...]]:
@@ -262,7 +266,7 @@ class LocalLauncher:
         group = survivor.left.replicas
         if group in self._groups and group not in self._workers:
             greeting = Greeting(survivor.left.address, group)
-            self._workers[group] = _Worker(survivor, self._log(group), greeting)
+            self._workers[group] = WorkerProcess(survivor, self._log(group), greeting)
             self._survivors.append(survivor)
         else:
             survivor.terminate()
@@ -289,7 +293,7 @@ class LocalLauncher:
     def _group(self, replica: ReplicaId) -> tuple[ReplicaId, ...]:
         return next(group for group in self._groups if replica in group)
 
-    def _spawn(self, group: tuple[ReplicaId, ...]) -> _Worker:
+    def _spawn(self, group: tuple[ReplicaId, ...]) -> WorkerProcess:
         log = self._log(group)
         place = self._places.get(group[0], Place(group[0]))
         replicas = ",".join(map(str, group))
@@ -307,91 +311,4 @@ class LocalLauncher:
         with contextlib.suppress(BrokenPipeError):  # it has ended already, and its greeting will say so
             process.stdin.write(f"{self.token}\n".encode())
             process.stdin.flush()
-        return _Worker(process, log)
-
-
-class _Worker:
-    """One worker process. One that was taken over has been heard, by another head."""
-
-    def __init__(self, process: subprocess.Popen[bytes] | Survivor, log: Path, heard: Greeting | None = None) -> None:
-        self.process = process
-        self._log = log
-        self._heard = heard
-        self._told = False
-        self._greeting: asyncio.Task[Greeting] | None = None
-
-    @property
-    def address(self) -> str | None:
-        """None until it listens."""
-        if self._heard is not None:
-            return self._heard.address
-        greeting = self._greeting
-        return greeting.result().address if greeting is not None and greeting.done() and greeting.exception() is None else None
-
-    def tell_noted(self) -> None:
-        """That another head would find it."""
-        if self.process.stdin is not None and not self._told:
-            self._told = True
-            with contextlib.suppress(OSError):  # it has just ended
-                self.process.stdin.write(b"\n")
-                self.process.stdin.flush()
-
-    async def greeting(self) -> Greeting:
-        """What it said when it came up, however often that is asked. Raises as `Launcher.start`."""
-        if self._heard is not None:
-            return self._heard
-        if self._greeting is None:
-            self._greeting = asyncio.create_task(self._read_greeting())
-        return await asyncio.shield(self._greeting)
-
-    async def _read_greeting(self) -> Greeting:
-        assert self.process.stdout is not None
-        line = asyncio.create_task(asyncio.to_thread(self.process.stdout.readline))
-        done, _ = await asyncio.wait([line], timeout=START_TIMEOUT_S)
-        if not done:
-            _kill(self.process)  # which ends the read, too
-            await line
-            raise ReplicaFailed(f"a worker did not start within {START_TIMEOUT_S:g} s{self._last_words()}")
-        try:
-            return msgspec.json.decode(line.result(), type=Greeting)
-        except msgspec.DecodeError:
-            code = await asyncio.to_thread(self.process.wait)
-            if code == CONFIG_ERROR:
-                raise ConfigError(self._last_line().removeprefix("worker: error: ")) from None
-            raise ReplicaFailed(f"a worker {_describe_exit(code)} before it was up{self._last_words()}") from None
-
-    async def end(self, *, at_once: bool = False) -> None:
-        """Ask it to end, and see to it that it and its children do."""
-        if not at_once:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(self.process.wait, STOP_TIMEOUT_S)
-        _kill(self.process)
-        await asyncio.to_thread(self.process.wait)
-        if self._greeting is not None:
-            await asyncio.gather(self._greeting, return_exceptions=True)
-        self.close_pipes()
-
-    def close_pipes(self) -> None:
-        """Once the process has ended and nobody reads from it any more."""
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-    def _last_words(self) -> str:
-        line = self._last_line()
-        return f": {line} (more in {self._log})" if line else f" (its log, {self._log}, is empty)"
-
-    def _last_line(self) -> str:
-        return (self._log.read_text(errors="replace").strip().splitlines() or [""])[-1]
-
-
-def _kill(process: subprocess.Popen[bytes] | Survivor) -> None:
-    """The process leads a group of its own; whatever it started goes with it."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _describe_exit(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return WorkerProcess(process, log)

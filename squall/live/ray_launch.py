@@ -19,7 +19,8 @@ from typing import Any
 from squall.core.types import ReplicaId
 from squall.errors import ConfigError, ReplicaFailed, SquallError
 from squall.launch_tables import Launcher
-from squall.live.launch import START_TIMEOUT_S, LocalLauncher, Place
+from squall.live.launch import LocalLauncher, Place
+from squall.live.process import START_TIMEOUT_S
 
 PLACE_S = 60.0
 """How long Ray may look for a node, beside what a worker takes to come up."""

@@ -17,9 +17,6 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
-from msgspec.structs import replace
-
-from squall import __version__
 from squall import config as configuration
 from squall.config import Config
 from squall.core.fleet_plan import FleetPlan
@@ -30,7 +27,9 @@ from squall.live.fitness import crowded, refuse_simulated, refuse_unfit, refuse_
 from squall.live.launch import FleetLauncher, LocalLauncher
 from squall.live.loop import run
 from squall.live.plan import served_plan
+from squall.live.roster import Roster
 from squall.live.served import ServedModel, served_model
+from squall.live.succession import fleet_of, left_to
 from squall.live.transport.segment import HostCopies
 from squall.pools import refuse_pools
 
@@ -70,12 +69,12 @@ def serve(config: Config, directory: Path, say: Say) -> None:
         say(warning)
     with contextlib.ExitStack() as held:
         listener = held.enter_context(contextlib.closing(_listen(config.serve.host, config.serve.port)))
-        estate = _estate(config, say)
-        if estate is not None:
-            held.enter_context(estate)
+        left = left_to(config, say)
+        if left is not None:
+            held.enter_context(left)
         logs = _make(directory, config)
         try:
-            launcher = _launcher(config, directory, logs, plan, say, estate)
+            launcher = _launcher(config, directory, logs, plan, say, left)
         except SquallError:
             shutil.rmtree(directory, ignore_errors=True)  # nothing has run yet
             raise
@@ -136,35 +135,26 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _estate(config: Config, say: Say) -> Estate | None:
-    """What an earlier head has left, and we may leave."""
-    table = config.launcher
-    if table.state is None:
-        return None
-    same = configuration.dumps(replace(config, run=replace(config.run, out=None)))  # whatever folder this run writes
-    estate = Estate(Path(table.state), f"{__version__}\n{same}", table.outlive_s, say)
-    if estate.survivors:
-        say(f"{len(estate.survivors)} workers of an earlier head run on: they are taken over")
-    return estate
-
-
 def _launcher(
-    config: Config, directory: Path, logs: Path, plan: FleetPlan, say: Say, estate: Estate | None = None
+    config: Config, directory: Path, logs: Path, plan: FleetPlan, say: Say, left: Estate | Roster | None = None
 ) -> FleetLauncher:
     """A process for each replica that there may be. Emulated ones share one: they sleep nearly all the time."""
     table, gpus, shared = config.launcher, config.replica.tp * config.replica.pp, config.serve.engine == "emulated"
     if table.kind == "hosts":
         from squall.live.host_launch import HostsLauncher
 
-        return HostsLauncher(table, configuration.dumps(config), gpus, shared=shared, say=say)
+        assert not isinstance(left, Estate)
+        text, fleet = configuration.dumps(config), fleet_of(config)
+        return HostsLauncher(table, text, gpus, shared=shared, say=say, fleet=fleet, roster=left)
     if table.kind == "ray":
         from squall.live.ray_launch import RayLauncher
 
         on_gpu = not shared and config.serve.device != "cpu"
         return RayLauncher(table, configuration.dumps(config), gpus, on_gpu=on_gpu)
+    assert not isinstance(left, Roster)
     replicas = range(plan.slots.num)
     groups = [tuple(replicas)] if shared else [(replica,) for replica in replicas]
-    return LocalLauncher(directory / "config.toml", logs, groups, warm=table.warm, estate=estate)
+    return LocalLauncher(directory / "config.toml", logs, groups, warm=table.warm, estate=left)
 
 
 def _plan(config: Config, model: ServedModel) -> FleetPlan:

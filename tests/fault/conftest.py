@@ -91,17 +91,17 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Callable[..., Any]:
-    """`with server("key=value") as server`: a whole deployment, ready."""
+    """`with server("key=value") as server`: a whole deployment, once it has said what `ready` matches."""
 
     @contextmanager
-    def bring_up(*settings: str, out: Path = tmp_path / "run") -> Iterator[Server]:
+    def bring_up(*settings: str, out: Path = tmp_path / "run", ready: str = "ready after") -> Iterator[Server]:
         arguments = [part for setting in (*SETTINGS, *settings) for part in ("--set", setting)]
         command = [sys.executable, "-m", "squall", "serve", *arguments, "--out", str(out)]
         output = tmp_path / "output.txt"
         with output.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
             subject = Server(process, out, output)
             try:
-                subject.until_it_says("ready after")
+                subject.until_it_says(ready)
                 yield subject
             finally:
                 process.kill()

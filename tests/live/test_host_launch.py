@@ -112,7 +112,7 @@ async def test_over_ssh_workers_come_up_where_they_belong_and_end_with_the_head(
     async with serving(*EMULATED, "fleet.replicas=2") as fleet:
         await fleet.ready(2)
         assert sorted(ssh.read_text().split()) == ["alpha", "beta"]
-        where = {name: host.addresses for name, host in fleet.launcher._hosts.items()}
+        where = {name: list(host.started.values()) for name, host in fleet.launcher._hosts.items()}
         assert [address.rpartition(":")[0] for name in ("alpha", "beta") for address in where[name]] == ["127.0.0.1", "127.0.0.2"]
         assert len(await fleet.answer()) == 5
         os.kill(agents_of(fleet.launcher)["beta"], signal.SIGKILL)
@@ -166,12 +166,13 @@ async def test_the_command_that_is_printed_is_enough_and_no_other_token_is(ssh: 
         stranger = await asyncio.to_thread(
             subprocess.run, ["/bin/sh", "-c", f"SQUALL_TOKEN=other {words}"], capture_output=True, text=True
         )
-        assert (stranger.returncode, stranger.stderr) == (1, "agent: it refuses: wrong token; use the command of this run\n")
+        said = f"agent: the head at {fleet.launcher.address} refuses: wrong token; use the command of this run\n"
+        assert (stranger.returncode, stranger.stderr) == (1, said)
         assert token.startswith("SQUALL_TOKEN=")
         agent = subprocess.Popen(["/bin/sh", "-c", f"exec env {command}"])
         await fleet.head.until_ready()
         assert len(await fleet.answer()) == 5
-    assert await asyncio.to_thread(agent.wait, 20) == 1
+    assert await asyncio.to_thread(agent.wait, 20) == 0
     assert not ssh.exists()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import grpc
@@ -24,6 +24,7 @@ from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.rpc.generated import squall_pb2 as pb
 from squall.live.rpc.service import OPTIONS, Introduction, session_of
 from squall.live.transport.kv import KvOffer
+from squall.live.vigil import Vigil
 
 SILENCE_S = 10.0
 """A replica that says nothing for so long is lost: a live one sends its load twice a second."""
@@ -51,6 +52,9 @@ class ReplicaClient:
         token: what all workers of the fleet know.
         silence_s: after how much silence the replica counts as lost.
         settled: the fleet begins with it (see `Open`).
+
+    Attributes:
+        was_stopped: at the end of the session this process had just stood still, which may be why it ended.
     """
 
     def __init__(
@@ -60,9 +64,10 @@ class ReplicaClient:
         self._token = token
         self._settled = settled
         self._listener = listener
+        self._vigil = Vigil(silence_s)
         self._silence_s = silence_s
         self._outbox: asyncio.Queue[pb.ToReplica] = asyncio.Queue()
-        self._heard_at = 0.0
+        self.was_stopped = False
 
     def send(
         self, message: AnyEvent | AnyAction, job: Job | None = None, peers: Sequence[Peer] = (), jobs: Sequence[Job] = ()
@@ -79,13 +84,14 @@ class ReplicaClient:
     async def run(self, address: str) -> str:
         """Talk until the session is over, and say why it is."""
         loop = asyncio.get_running_loop()
-        self._heard_at = loop.time()
+        self._vigil.heard()
         async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
             introduction = Introduction(self._token)
             call = session_of(channel)(None, wait_for_ready=True, metadata=introduction.metadata)
             tasks = [loop.create_task(part) for part in (self._write(call, introduction), self._read(call), self._watch())]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                self.was_stopped = self._vigil.stood_still
                 return _why(done)
             finally:
                 call.cancel()
@@ -100,9 +106,8 @@ class ReplicaClient:
             await call.write(await self._outbox.get())
 
     async def _read(self, call: grpc.aio.StreamStreamCall[pb.ToReplica, pb.FromReplica]) -> str:
-        clock: Callable[[], float] = asyncio.get_running_loop().time
         async for message in call:
-            self._heard_at = clock()
+            self._vigil.heard()
             match message.WhichOneof("message"):
                 case "output":
                     self._listener.tokens(self, convert.tokens_from_message(message.output))
@@ -128,9 +133,7 @@ class ReplicaClient:
         return "the worker ended the session"
 
     async def _watch(self) -> str:
-        loop = asyncio.get_running_loop()
-        while (left := self._heard_at + self._silence_s - loop.time()) > 0:
-            await asyncio.sleep(left)
+        await self._vigil.over()
         return f"no sign of life for {self._silence_s:g} s"
 
 
