@@ -48,6 +48,14 @@ app.add_typer(models, name="model")
 app.add_typer(profiles(), name="profile")
 
 NeededFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file with a [workload].", show_default=False)]
+NeededFiles = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="CONFIG...",
+        help="A TOML file with a [workload]; several, of one model each, share one [cluster].",
+        show_default=False,
+    ),
+]
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 Settings = Annotated[
     list[str] | None, option("Override any key, such as fleet.replicas=4; may be repeated.", "--set", metavar="KEY=VALUE")
@@ -92,7 +100,7 @@ def squall_(
 
 @app.command()
 def simulate(
-    config: NeededFile,
+    configs: NeededFiles,
     settings: Settings = None,
     events: Annotated[bool, typer.Option("--events", help="Also write the event log, which can be replayed.")] = False,
     detail: Annotated[bool, typer.Option("--detail", help="Batches, utilisation and energy, too (run.detail).")] = False,
@@ -102,13 +110,17 @@ def simulate(
     series: Annotated[float | None, option("Also write a row every so many seconds (run.series_s).", metavar="SECONDS")] = None,
     out: Out = None,
 ) -> None:
-    """Run a fleet on a virtual clock."""
+    """Run a fleet on a virtual clock; or several, of one model each, on one cluster."""
+    asked = {"run.detail": detail, "run.steps": steps, "run.trace": trace, "run.operators": operators}
+    given = {key: True for key, wanted in asked.items() if wanted} | ({} if series is None else {"run.series_s": series})
+    if len(configs) > 1:
+        _simulate_together(configs, settings, given, events=events, out=out)
+        return
     from squall.report.progress import simulation_progress
     from squall.report.run import place_for, write_run
     from squall.twin.rehearse import rehearse, rehearse_with_events, usd_per_gpu_hour
 
-    asked = {"run.detail": detail, "run.steps": steps, "run.trace": trace, "run.operators": operators}
-    resolved = _load(config, settings, out, {key: True for key, given in asked.items() if given}, {"run.series_s": series})
+    resolved = _load(configs[0], settings, out, given)
     place = place_for("simulate", resolved.run.out)
     told_apart: Sequence[Composed] = ()
     if resolved.run.operators:
@@ -127,6 +139,26 @@ def simulate(
         summary = write_run(place, record, resolved, usd_per_gpu_hour(resolved), log, on, told_apart)
     _tell(summary)
     _end(place, f"squall report {place}", f"squall compare {place} OTHER_RUN")
+
+
+def _simulate_together(
+    files: list[Path], settings: list[str] | None, given: dict[str, Any], *, events: bool, out: Path | None
+) -> None:
+    from squall.report.cluster import lines_of
+    from squall.report.progress import simulation_progress
+    from squall.report.run import place_for
+    from squall.twin.together import simulate_together
+
+    configs = [_load(file, settings, None, given) for file in files]
+    place = place_for("simulate", None if out is None else str(out))
+    with simulation_progress() as shown:
+        summary, each = simulate_together(configs, [str(file) for file in files], place, events=events, progress=shown)
+    for fleet, one in zip(summary.fleets, each, strict=True):
+        typer.echo(fleet.model)
+        _tell(one)
+    for line in lines_of(summary):
+        typer.echo(line)
+    _end(place, f"squall report {place}", f"squall report {place / summary.fleets[0].model}")
 
 
 @app.command()
@@ -304,6 +336,11 @@ def compare(
 @app.command()
 def report(run: RunDirectory) -> None:
     """A run as one HTML page that needs no network."""
+    from squall.report.cluster import is_cluster, read_cluster, write_cluster_report
+
+    if is_cluster(run):
+        _end(write_cluster_report(run), *(f"squall report {run / fleet.model}" for fleet in read_cluster(run).fleets))
+        return
     from squall.report.html import write_report
     from squall.report.run import read_run
 

@@ -251,9 +251,9 @@ class Decided(Action, frozen=True, gc=False):
 
 
 class TellNeighbours(Action, frozen=True, gc=False):
-    """Deliver `event` to the controllers of the other fleets on the cluster, at once: before anything else reaches them.
+    """Deliver `event` to the controllers of the other fleets on the cluster, at once: before anything else reaches any of them.
 
-    It is the last action of its call, so that nothing is left undone when they answer.
+    They only take note of it, and answer with nothing; who wants to act on it is woken at the same instant.
     """
 
     event: AnyEvent

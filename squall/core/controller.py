@@ -178,7 +178,9 @@ class Controller:
                 self._nodes.comes(node)
                 self._sources.node_back(node)
             case GpusHeld() if self._nodes.neighbours is not None:
-                self._nodes.neighbours.hear(event)
+                if self._nodes.neighbours.hear(event):
+                    self.wake_at = now  # and nothing is decided before all others have heard, too
+                return []
             case _ if isinstance(event, ABOUT_A_REPLICA):
                 actions += self._observe(self._member(event.replica), event, now)
             case _:

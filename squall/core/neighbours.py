@@ -32,10 +32,13 @@ class Neighbours:
         self._theirs: dict[int, int] = {}  # a GPU, and the fleet that has it
         self._told: Sequence[int] = ()
 
-    def hear(self, event: GpusHeld) -> None:
+    def hear(self, event: GpusHeld) -> bool:
+        """Whether GPUs have come free."""
+        had = {gpu for gpu, fleet in self._theirs.items() if fleet == event.fleet}
         self._theirs = {gpu: fleet for gpu, fleet in self._theirs.items() if fleet != event.fleet}
         self._theirs.update(dict.fromkeys(event.gpus, event.fleet))
         self._held[event.fleet] = len(event.gpus)
+        return not had.issubset(event.gpus)
 
     def has(self, replica: ReplicaId) -> bool:
         """Another fleet has GPUs of the slot."""

@@ -176,18 +176,13 @@ class Driver:
         return self._is_over() or self._is_in_vain(at)
 
     def hear(self, event: AnyEvent, now: Nanos) -> None:
-        """What the controller of another fleet tells ours: it is taken in at once."""
-        self.now = now
+        """What the controller of another fleet tells ours, which takes note of it."""
         controller = self._machines[CONTROLLER]
         actions = controller.handle(event, now)
+        assert not actions
         self.num_events += 1
         if self._log is not None:
             self._log(now, CONTROLLER, event, actions)
-        for action in actions:
-            if type(action) is Send:
-                self._messages.append((action.to, action.event))
-            else:
-                self._perform(CONTROLLER, action, now)
         if controller.wake_at is not None or CONTROLLER in self._wakes:
             self._set_wake(CONTROLLER, controller.wake_at)
 

@@ -67,11 +67,11 @@ def _follow(drivers: Sequence[Driver], until: tuple[Nanos, int], last: bool = Fa
     """Deliver all that is due before `until`, an instant and a priority in it; with `last` True where all was done before."""
     while (found := _next(drivers)) is not None and found[0][:2] < until:
         (at, priority, machine), driver = found
-        _set_clocks(drivers, at)
         if last and machine == CONTROLLER:
-            done = [driver.is_done(at) for driver in drivers]  # each looks how far it has come
+            done = [each.is_done(at) for each in drivers]  # each looks how far it has come
             if all(done):
                 return True
+        _set_clocks(drivers, at)
         driver.follow((at, priority + 1))
     return False
 

@@ -1,6 +1,6 @@
 """From several configurations to one simulated run of them all, on the cluster that they share.
 
-Knows which part makes what. Reads what the configurations name and writes nothing.
+Knows which part makes what. Reads what the configurations name.
 """
 
 from __future__ import annotations
@@ -8,14 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from squall.config import Config
 from squall.core.metrics import RunRecord
-from squall.sharing import shares, with_faults_dealt_out
+from squall.eventlog import EventLog
+from squall.report.cluster import ClusterSummary, FleetRun, write_cluster
+from squall.report.deployed import deployed
+from squall.report.operators import explainers
+from squall.report.summary import Summary
+from squall.sharing import name_of, shares, with_faults_dealt_out
 from squall.sim import together
 from squall.sim.run import Body
-from squall.twin.rehearse import ends_at, parts_of
+from squall.twin.rehearse import ends_at, parts_of, usd_per_gpu_hour
 
 if TYPE_CHECKING:
     from squall.report.progress import SimulationProgress
@@ -67,15 +73,30 @@ def rehearse_together(
     return records
 
 
-def rehearse_together_with_events(
-    configs: Sequence[Config], files: Sequence[str], progress: SimulationProgress | None = None
-) -> tuple[list[RunRecord], list[bytes]]:
-    """As `rehearse_together`, and the event log of each fleet, which can be replayed by itself."""
-    from squall.eventlog import EventLog
+def simulate_together(
+    configs: Sequence[Config],
+    files: Sequence[str],
+    place: Path,
+    *,
+    events: bool = False,
+    progress: SimulationProgress | None = None,
+) -> tuple[ClusterSummary, list[Summary]]:
+    """As `rehearse_together`, written to a run directory at `place`; with `events` the log of each fleet, too.
 
-    written = [BytesIO() for _ in configs]
+    A log can be replayed by itself: it tells what the others did, as far as the fleet knew.
+    """
+    written = [BytesIO() for _ in configs] if events else []
     logs = [EventLog(file) for file in written]
     records = rehearse_together(configs, files, [[log] for log in logs], progress)
     for log in logs:
         log.flush()
-    return records, [file.getvalue() for file in written]
+    if progress is not None:
+        progress.phase("writing")
+    texts: list[bytes | None] = [file.getvalue() for file in written] if events else [None] * len(configs)
+    return write_cluster(place, [_run(*each) for each in zip(configs, records, texts, strict=True)])
+
+
+def _run(config: Config, record: RunRecord, events: bytes | None) -> FleetRun:
+    told_apart = explainers(config) if config.run.operators else ()
+    on = None if record.observed is None else deployed(config)
+    return FleetRun(name_of(config), record, config, usd_per_gpu_hour(config), events, on, told_apart)
