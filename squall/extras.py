@@ -8,7 +8,13 @@ SERVE: Final = frozenset({
 })  # fmt: skip
 """What `squall[serve]` brings."""
 
-INSTALL: Final = "pip install 'squall[serve]'"
+
+def install(extra: str) -> str:
+    """How to get it."""
+    return f"pip install 'squall[{extra}]', or in a clone pip install -c constraints.txt '.[{extra}]'"
+
+
+INSTALL: Final = install("serve")
 
 
 def missing(error: ModuleNotFoundError) -> str | None:

@@ -17,7 +17,7 @@ from squall.config import Config
 from squall.core.swap import host_blocks_of
 from squall.cores import num_cores
 from squall.errors import ConfigError
-from squall.extras import INSTALL
+from squall.extras import INSTALL, install
 from squall.live.served import ServedModel
 
 AMD_DRIVER = Path("/dev/kfd")
@@ -56,7 +56,7 @@ def refuse_untraceable(config: Config) -> None:
     except ModuleNotFoundError:  # nor is what it lies in
         exporter = None
     if exporter is None:
-        raise ConfigError("serve.otlp_endpoint needs OpenTelemetry, which is not installed: pip install 'squall[otel]'")
+        raise ConfigError(f"serve.otlp_endpoint needs OpenTelemetry, which is not installed: {install('otel')}")
 
 
 def refuse_unfit(config: Config, model: ServedModel) -> None:
@@ -72,7 +72,7 @@ def refuse_unfit(config: Config, model: ServedModel) -> None:
         _refuse_more_than_memory(config, model, config.replica.num_blocks)
     if config.serve.transport == "nixl" and importlib.util.find_spec("nixl") is None:
         raise ConfigError(
-            "serve.transport is 'nixl', which is not installed here: pip install 'squall[nixl]', or use 'auto' or 'tcp'"
+            f"serve.transport is 'nixl', which is not installed here: {install('nixl')}; 'auto' and 'tcp' need nothing"
         )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from squall.core.types import ReplicaId
 from squall.errors import ConfigError, ReplicaFailed, SquallError
+from squall.extras import install
 from squall.launch_tables import Launcher
 from squall.live.launch import LocalLauncher, Place
 from squall.live.process import START_TIMEOUT_S
@@ -77,7 +78,7 @@ class RayLauncher:
         try:
             self._ray: Any = importlib.import_module("ray")
         except ModuleNotFoundError:
-            raise ConfigError('launcher.kind = "ray" needs Ray: pip install "squall[ray]"') from None
+            raise ConfigError(f'launcher.kind = "ray" needs Ray: {install("ray")}') from None
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             self._ray.init(address=table.address, ignore_reinit_error=True, log_to_driver=False)

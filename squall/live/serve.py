@@ -22,6 +22,7 @@ from squall.config import Config
 from squall.core.fleet_plan import FleetPlan
 from squall.errors import ConfigError, ModelError, SquallError
 from squall.eventlog import open_log, write_merged
+from squall.live.descriptors import allow_files
 from squall.live.estate import Estate
 from squall.live.fitness import crowded, refuse_simulated, refuse_unfit, refuse_untraceable
 from squall.live.launch import FleetLauncher, LocalLauncher
@@ -62,6 +63,7 @@ def serve(config: Config, directory: Path, say: Say) -> None:
     refuse_pools(config, "squall serve")
     refuse_simulated(config)
     refuse_untraceable(config)
+    allow_files()
     began = monotonic()
     model = served_model(config)
     plan = _plan(config, model)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from squall.errors import ConfigError, SquallError
+from squall.extras import install
 from squall.search.evaluate import evaluate
 from squall.search.result import Job, Result
 from squall.search.setting import Workshop
@@ -35,7 +36,7 @@ class Cluster:
         try:
             self._ray: Any = importlib.import_module("ray")
         except ModuleNotFoundError:
-            raise ConfigError("--cluster needs Ray, which is not installed: pip install 'squall[ray]'") from None
+            raise ConfigError(f"--cluster needs Ray, which is not installed: {install('ray')}") from None
         try:
             self._ray.init(address=None if address == "local" else address, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError) as error:

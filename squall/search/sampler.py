@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from squall.errors import ConfigError
+from squall.extras import install
 from squall.search.inquiry import Candidate, Inquiry
 from squall.search.result import Result
 from squall.search.space import Choice, Dimension, alternatives, excluded
@@ -89,8 +90,6 @@ def _optuna() -> Any:
     try:
         optuna = importlib.import_module("optuna")
     except ModuleNotFoundError:
-        raise ConfigError(
-            "search.strategy = \"sampler\" needs optuna, which is not installed: pip install 'squall[search]'"
-        ) from None
+        raise ConfigError(f'search.strategy = "sampler" needs optuna, which is not installed: {install("search")}') from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna

@@ -19,6 +19,7 @@ take layers in another order than the load constraint supposes.
 """
 
 from squall.errors import ConfigError
+from squall.extras import install
 from squall.sim.zigzag import Schedule
 
 
@@ -32,7 +33,7 @@ def paper_ilp(num_batches: int, num_layers: int, every: int) -> Schedule:
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint, milp
     except ImportError:
-        raise ConfigError("the paper's ILP needs scipy; pip install 'squall[ilp]'") from None
+        raise ConfigError(f"the paper's ILP needs scipy: {install('ilp')}") from None
     n, layers = num_batches, num_layers
     # T is unknown; S = L - T. The mean of running sums of S falls by (n - i) / n with every layer that batch i (from 0) has in T.
     price = np.array([-(n - i) / n for i in range(n)])

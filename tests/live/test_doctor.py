@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from squall.errors import ModelError
+from squall.extras import INSTALL
 from squall.live import doctor, models
 from squall.live.doctor import Finding, examine
 
@@ -77,7 +78,7 @@ def test_a_package_that_is_missing_is_a_finding_with_how_to_get_it(monkeypatch: 
 
     monkeypatch.setattr(doctor, "_open_files", lacking)
     [found] = [finding for finding in examine() if finding.verdict == "fail"]
-    assert found.line().endswith("xxhash is not installed; pip install 'squall[serve]'")
+    assert found.line().endswith(f"xxhash is not installed; {INSTALL}")
 
 
 def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

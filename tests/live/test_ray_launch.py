@@ -84,5 +84,5 @@ async def test_one_actor_a_replica(cluster: Any) -> None:
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r'launcher.kind = "ray" needs Ray: pip install "squall\[ray\]"'):
+    with pytest.raises(ConfigError, match=r'launcher.kind = "ray" needs Ray: pip install \'squall\[ray\]\''):
         RayLauncher(Launcher(kind="ray"), "", 1, on_gpu=False)

@@ -7,8 +7,6 @@ for ever, and took them from everybody else. Knows no paths and no answers.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import resource
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -18,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from squall.live.api.errors import ApiError, invalid
+from squall.live.descriptors import allow_files
 
 HEAD_S = 20.0
 """How long a client may take from its connection, or the first byte of a request, to the end of the headers."""
@@ -25,7 +24,6 @@ HEAD_S = 20.0
 MAX_HEAD = 64 * 1024
 """Bytes of a request's line and headers."""
 
-MAX_OPEN_FILES = 1 << 20
 SPARE_FILES = 256
 """Descriptors that clients do not get: workers' sockets and pipes, logs, a probe's connection."""
 
@@ -134,11 +132,6 @@ class Connection(HttpToolsProtocol):
 
 
 def room_for_clients() -> int:
-    """How many connections there may be: as many as the system lets us have open, but for what else is."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    with contextlib.suppress(ValueError, OSError):
-        if soft < most:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-            soft = most
-    return max(soft - SPARE_FILES, soft // 2)
+    """How many connections there may be: as many as files may be open, but for what else is."""
+    num = allow_files()
+    return max(num - SPARE_FILES, num // 2)

@@ -21,8 +21,9 @@ import numpy as np
 from msgspec import Struct
 
 from squall.errors import ConfigError, PeerLost
+from squall.extras import install
 
-INSTALL = "pip install 'squall[nixl]'"
+INSTALL = install("nixl")
 
 _DRAM = "DRAM"
 _SMALLEST = 1 << 16

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from squall.errors import ProfileError
+from squall.extras import install
 from squall.perf.operators import Estimate, Provenance
 from squall.perf.tables.operations import Array
 from squall.perf.tables.spread import CONFIDENCE
@@ -65,7 +66,7 @@ def _regressor() -> Any:
     try:
         from sklearn.ensemble import RandomForestRegressor
     except ModuleNotFoundError:
-        raise ProfileError("latency.kind = \"forest\" needs scikit-learn: pip install 'squall[forest]'") from None
+        raise ProfileError(f'latency.kind = "forest" needs scikit-learn: {install("forest")}') from None
     return RandomForestRegressor(_TREES, min_samples_leaf=_LEAF, max_features=1.0, oob_score=True, random_state=_SEED)
 
 

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from squall.errors import ProfileError
+from squall.extras import install
 from squall.perf.hardware import Gpu
 from squall.perf.tables.aiconfigurator import SYSTEMS, read_aiconfigurator
 from squall.perf.tables.kept import folder_of, kept_source
@@ -66,7 +67,7 @@ def _files(gpu: Gpu, engine: str) -> tuple[list[Path], str]:
     """The newest tables, and a word for where they are from."""
     root = installed_root()
     if root is None:
-        raise ProfileError(f"measured tables need {PACKAGE}: pip install 'squall[measured]', or set latency.path to a profile")
+        raise ProfileError(f"measured tables need {PACKAGE}: {install('measured')}; or set latency.path to a profile")
     if engine not in ENGINES:
         raise ProfileError(f"engine {engine!r} has no measured tables; use one of {', '.join(ENGINES)}")
     system = SYSTEMS.get(gpu.name)

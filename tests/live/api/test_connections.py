@@ -12,6 +12,7 @@ import pytest
 from squall.config import Config
 from squall.live.api import connections
 from squall.live.api.connections import MAX_HEAD, SPARE_FILES, Connections, room_for_clients
+from squall.live.descriptors import MOST
 from tests.live.api.conftest import SmallFrontend, served
 
 PROBE = b"GET /livez HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -114,7 +115,7 @@ def test_clients_get_what_the_system_allows_but_for_some() -> None:
         room = room_for_clients()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         assert hard == before[1]
-        assert soft == min(hard, connections.MAX_OPEN_FILES)
+        assert soft == min(hard, MOST)
         assert room == max(soft - SPARE_FILES, soft // 2)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
