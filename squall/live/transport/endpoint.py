@@ -284,10 +284,8 @@ class Endpoint:
             frames.send_data(sock, views, self.egress)
 
     def _sum(self, sock: socket.socket, message: frames.Sum) -> None:
-        region = self._region(message.region)
-        while (value := region.wait_sum(message.section, self._patience_s * _SIGN_OF_LIFE)) is None:
-            frames.send(sock, frames.Wait([]))
-        frames.send(sock, frames.SumIs(value))
+        value = self._region(message.region).wait_sum(message.section, self._patience_s * _SIGN_OF_LIFE)
+        frames.send(sock, frames.Wait([]) if value is None else frames.SumIs(value))
 
     def _write(self, peer: _Peer, message: frames.Write) -> None:
         sock, by_memory = peer.sock, message.region in peer.takes

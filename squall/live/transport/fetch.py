@@ -25,6 +25,9 @@ WINDOW = 4
 _TURNS = 2
 """Answers in a row in which we must find ourselves: one may be old."""
 
+_ROUNDS = 10
+"""How often all sources are asked for a checksum that none of them knows yet; each time one is given a moment to learn it."""
+
 _PATIENCE_S = 1.0
 """For the threads of a fetch that is over."""
 
@@ -103,6 +106,7 @@ class Fetch:
         self._barred: dict[int, set[_Lane]] = {}
         self._careful: set[int] = set()  # sections that came wrong: only what the source has verified is taken
         self._wrong: dict[int, int] = {}
+        self._gave_wrong: dict[int, set[_Lane]] = {}  # by section: barred for it as long as somebody else may have it right
         self._open = len(region.sections)
         self._failure: str | None = None
         self._hopeless = self._refused = False
@@ -219,11 +223,15 @@ class Fetch:
     def _see_whether_hopeless(self) -> None:
         living = [lane for lane in self._lanes if lane.reason is None]
         for chunk in self._orphans:
-            if all(lane in self._barred.get(chunk, ()) for lane in living):
-                section = self._region.sections[self._region.chunks[chunk].section].name
+            barred, section = self._barred.get(chunk, set()), self._region.chunks[chunk].section
+            if all(lane in barred for lane in living):
+                if again := self._gave_wrong.get(section, set()).intersection(living):
+                    barred -= again
+                    continue
+                name = self._region.sections[section].name
                 reasons = "; ".join(lane.reason for lane in self._lanes if lane.reason is not None)
                 self._hopeless = True
-                self._fail(f"{section} of {self._region.name} is held by no source that is left: {reasons or 'all wait for us'}")
+                self._fail(f"{name} of {self._region.name} is held by no source that is left: {reasons or 'all wait for us'}")
                 return
         self._changed.notify_all()
 
@@ -343,10 +351,12 @@ class Fetch:
         name = self._region.sections[section].name
         if lane is not None and name not in self._region.sums:
             try:
-                self._region.expect({name: self._checksum(lane, name)})
-            except SquallError:  # the lane goes, and with it the only one who could vouch for these bytes
-                self._region.discard(section)
+                self._learn(lane, name)
+            except SquallError:  # the lane goes, and nobody is left who could vouch for these bytes
                 with self._changed:
+                    if self._failure is not None:
+                        raise  # they stay as they are: the region may be another fetch's by now
+                    self._region.discard(section)
                     self._orphans = sorted({*self._orphans, *self._region.chunks_of(section)})
                 raise
         good = self._region.accept(section)
@@ -367,17 +377,42 @@ class Fetch:
         givers = {lane for chunk in chunks if (lane := self._owner.get(chunk)) is not None}
         if self._wrong[section] > ATTEMPTS:
             self._fail(f"{name} of {self._region.name} came {self._wrong[section]} times with a wrong checksum")
-        if any(lane.reason is None and lane not in givers for lane in self._lanes):
-            for chunk in chunks:
-                self._barred.setdefault(chunk, set()).update(givers)
+        self._gave_wrong.setdefault(section, set()).update(givers)
+        for chunk in chunks:
+            self._barred.setdefault(chunk, set()).update(givers)
         self._orphans = sorted({*self._orphans, *chunks})
         self._see_whether_hopeless()
 
-    def _checksum(self, lane: _Lane, section: str) -> int:
-        """Of a source that did not know it when we began: on a link of its own, as the other has questions under way."""
+    def _learn(self, lane: _Lane, section: str) -> None:
+        """The checksum of a section that those did not know who gave it, when we dialled them.
+
+        Whoever gave the last of it may wait for the same word, from us even: so all are asked, those first who need not be waited
+        for. Raises SquallError where it cannot be had.
+        """
+        for _ in range(_ROUNDS):
+            with self._changed:
+                others = [other for other in self._lanes if other is not lane and other.reason is None]
+            turns = [(lane, False), *((other, False) for other in others), (lane, True)]
+            errors: list[SquallError] = []
+            for asked, waits in turns:
+                if not self._wanted(lane):
+                    raise TransferFailed(self._failure or "the fetch is over")
+                try:
+                    self._ask_sum(asked, section, waits=waits)
+                except SquallError as error:
+                    errors.append(error)
+                if section in self._region.sums:
+                    return
+            if len(errors) == len(turns):
+                raise errors[0]
+        raise PeerLost(f"{lane.address}: nobody knows the checksum of {section}")
+
+    def _ask_sum(self, lane: _Lane, section: str, *, waits: bool) -> None:
+        """Take over what a source knows by now: on a link of its own, as the other has questions under way."""
         link = self._transport.connect(lane.address)
         try:
-            link.open(self._region.name, self._region.fingerprint)
-            return link.checksum(self._region.name, section)
+            self._region.expect(link.open(self._region.name, self._region.fingerprint))
+            if waits and section not in self._region.sums and (value := link.checksum(self._region.name, section)) is not None:
+                self._region.expect({section: value})
         finally:
             link.close()

@@ -9,7 +9,7 @@ read) ends the connection: after it, no byte can be trusted.
     Hello(proof, nonce, node)       Welcome(proof) | Refused            both prove that they know the token
     Open(region, fingerprint)       Opened(size, checksums) [+ descriptor, or what NIXL must know] | Refused
     Read(region, segments)          Wait* then Data | Held | Refused | Failed
-    Sum(region, section)            Wait* then SumIs | Refused | Failed
+    Sum(region, section)            SumIs | Wait | Refused | Failed
     Write(region, segments) + Data  Done | Refused
     Notify(payload)                 Done
 """

@@ -47,8 +47,8 @@ class Link(Protocol):
         """
         ...
 
-    def checksum(self, region: str, section: str) -> int:
-        """Of a section; waits until the peer knows it."""
+    def checksum(self, region: str, section: str) -> int | None:
+        """Of a section; None where the peer has not learned it within a moment, after which the link is of no more use."""
         ...
 
     def write(self, region: str, segments: Sequence[Segment], data: Sequence[memoryview]) -> None: ...

@@ -137,11 +137,10 @@ class SocketLink:
                 self._checked(answer, frames.Held)
                 raise self._nonsense(answer)
 
-    def checksum(self, region: str, section: str) -> int:
+    def checksum(self, region: str, section: str) -> int | None:
         self._say(frames.Sum(region, section))
-        while isinstance(answer := self._guard(lambda: frames.receive(self._sock)), frames.Wait):
-            pass
-        return self._checked(answer, frames.SumIs).value
+        answer = self._guard(lambda: frames.receive(self._sock))
+        return None if isinstance(answer, frames.Wait) else self._checked(answer, frames.SumIs).value
 
     def write(self, region: str, segments: Sequence[Segment], data: Sequence[memoryview]) -> None:
         self._say(frames.Write(region, list(segments)))

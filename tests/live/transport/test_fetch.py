@@ -141,6 +141,27 @@ def test_a_section_that_is_always_wrong_fails_after_three_more_attempts(node: No
     assert not here.verified(2)
 
 
+def test_two_that_wait_for_each_others_word_on_the_same_section_ask_somebody_else(node: Node) -> None:
+    """As members of a host that exchange stripes do, both dialled before either knew a checksum."""
+    there, regions = fill(make_region()), [make_region(), make_region()]
+    source = Source(node("source", [there]).addresses, standby=True)
+    ends = [node("one", [regions[0]]), node("two", [regions[1]])]
+    for lane, region in enumerate(regions):
+        region.memory[:] = there.memory
+        for section in (0, 2, 3, 4, 5):
+            region.publish(section)
+        for chunk in region.missing()[lane::2]:
+            region.arrive(chunk)
+    fetches = [
+        Fetch(end, region, [Source(ends[1 - lane].addresses), source])
+        for lane, (end, region) in enumerate(zip(ends, regions, strict=True))
+    ]
+    running = [Running(fetch) for fetch in fetches]
+    for each, region in zip(running, regions, strict=True):
+        each.done()
+        assert same(there, region)
+
+
 def test_a_wrong_section_comes_from_another_source_if_there_is_one(node: Node) -> None:
     good, bad, here = fill(make_region()), fill(make_region()), make_region()
     bad.memory[bad.sections[2].offset] ^= 1
@@ -198,12 +219,12 @@ def test_a_source_that_goes_before_it_knew_the_checksums_is_replaced(node: Node,
     there, relay, here = fill(make_region()), make_region(), make_region()
     middle = node("middle", [relay])
 
-    def gone(*_: object) -> int:
+    def gone(*_: object, **__: object) -> None:
         raise PeerLost("gone")
 
     sources = [Source(middle.addresses), Source(node("source", [there]).addresses, standby=True)]
     fetch = Fetch(node("target"), here, sources)
-    monkeypatch.setattr(fetch, "_checksum", gone)
+    monkeypatch.setattr(fetch, "_ask_sum", gone)
     running = Running(fetch)
     relay.memory[:] = there.memory
     for chunk in relay.missing():
