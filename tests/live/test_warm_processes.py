@@ -18,6 +18,7 @@ from squall.live.plan import served_plan
 from squall.live.served import served_model
 from squall.live.transport.segment import HostCopies
 from tests.live.checkpoints import write_checkpoint
+from tests.live.forked import forking
 from tests.live.test_weights_between_workers import Fleet
 
 
@@ -33,6 +34,7 @@ async def serving(model: Path, folder: Path, *settings: str) -> AsyncIterator[Fl
     launcher = LocalLauncher(path, folder, [(replica,) for replica in range(3)], warm=config.launcher.warm)
     served = served_model(config)
     async with AsyncExitStack() as stack:
+        stack.enter_context(forking())
         head = Head(config, served.names, served.tokenizer(), 512, launcher, plan=served_plan(config, served))
         stack.callback(launcher.kill_all)
         stack.push_async_callback(head.close)

@@ -27,6 +27,7 @@ from squall.live.transport.segment import HostCopies
 from squall.twin.observe import observe
 from tests.live.checkpoints import NUM_LAYERS, write_checkpoint
 from tests.live.disks import memories, spoil
+from tests.live.forked import forking
 from tests.live.transport.conftest import NIXL
 from tests.processes import host_copies
 
@@ -137,6 +138,7 @@ async def serving(
     launcher = LocalLauncher(path, folder, [(replica,) for replica in range(most)])
     served = served_model(config)
     async with AsyncExitStack() as stack:
+        stack.enter_context(forking())
         log = stack.enter_context(open_log(folder / "events-head.jsonl.zst"))
         head = Head(
             config, served.names, served.tokenizer(), 512, launcher, log, silence_s=silence_s, plan=served_plan(config, served)

@@ -23,6 +23,7 @@ from squall.live.engine.torch_engine import TorchEngine
 from squall.live.transport.endpoint import Endpoint
 from squall.live.transport.fetch import Source
 from tests.live.engine.test_hand_over import JOBS, PROMPT, decode, offered, ordinary, peers, prefill, taken
+from tests.live.forked import forking
 
 NEAR_TIE = 1e-4
 """Of two logits: ranks add up in another order."""
@@ -45,6 +46,12 @@ def engine_of(folder: Path, tp: int, num_blocks: int = 200, **options: Any) -> T
     if team is not None:
         team.start()
     return TorchEngine(folder, ByteTokenizer(), num_blocks=num_blocks, block_size=4, team=team, **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked() -> Iterator[None]:
+    with forking():
+        yield
 
 
 @pytest.fixture(scope="module")
