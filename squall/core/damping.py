@@ -56,14 +56,21 @@ def _aim(state: RoleState, policy: ScalePolicy, view: ScaleView, patience: Patie
     if state.manual is not None or num_slots is None:
         return wanted
     if wanted > target:
-        soon = state.raised_at is not None and now - state.raised_at < patience.up_interval
-        return target if soon else wanted
+        if state.raised_at is not None and now - state.raised_at < patience.up_interval:
+            return target
+        state.too_few.raised(target, now)
+        return wanted
     if target > num_slots:
         return num_slots  # withdrawn: there is no place
     if wanted == target or (state.lowered_at is not None and now - state.lowered_at < patience.down_window):
         return target
     lowest = state.highest.over_window(now)
-    return target if lowest is None or lowest >= target else lowered(policy, view, state, lowest)
+    if lowest is None or (lowest := max(lowest, state.too_few.fewest)) >= target:
+        return target
+    lower = lowered(policy, view, state, lowest)
+    if lower < target and getattr(policy, "reactive", False):
+        state.too_few.lowered()
+    return lower
 
 
 def next_look(states: Collection[RoleState], patience: Patience, now: Nanos, late_at: Nanos) -> Nanos:

@@ -12,7 +12,7 @@ from squall.core.events import AnyEvent
 from squall.core.fleet_plan import Bounds, FleetPlan, Slots
 from squall.core.fleet_view import DemandView, Place, ScalePolicy, Transfer
 from squall.core.lifecycle import REPLICA, Decision, Life, Phase, TransferPhase
-from squall.core.rates import Growth, Highest, Mean
+from squall.core.rates import Growth, Highest, Mean, TooFew
 from squall.core.types import SECOND, Nanos, ReplicaId, Role
 
 SAMPLES_A_WINDOW = 20
@@ -169,6 +169,7 @@ class RoleState:
         manual: how many somebody said there should be, whatever the policy says.
         asked: the policy's latest answer, within bounds; `wanted`: as much of it as there is place for.
         highest: of the answers.
+        too_few: which size has turned out to be that.
         raised_at, lowered_at: when the target went up and down last.
     """
 
@@ -190,8 +191,10 @@ class RoleState:
         self.raised_at: Nanos | None = None
         self.lowered_at: Nanos | None = None
         self._memory = memory
-        self._requests = Growth(memory.window, memory.spacing)
-        self._tokens = Growth(memory.window + memory.season, memory.spacing)
+        window = max(memory.window, plan.patience.down_window)
+        self._requests = Growth(window, memory.spacing)
+        self._tokens = Growth(max(window, memory.window + memory.season), memory.spacing)
+        self.too_few = TooFew(window, self._requests, self._tokens)
         self._unfinished = Mean(memory.concurrency, memory.spacing)
         self.demand: DemandView = Demand()
         self.now: Nanos = 0
@@ -204,6 +207,7 @@ class RoleState:
         self._requests.observe(now, demand.num_arrived)
         self._tokens.observe(now, demand.num_arrived_tokens)
         self._unfinished.observe(now, demand.num_queued + demand.num_waiting + demand.num_running)
+        self.too_few.observe(now)
 
     @property
     def num_here(self) -> int:

@@ -256,7 +256,8 @@ class ScalePolicy(Protocol):
 
     It may have `window_s` (of the arrival rates, 10 by default), `memory_s` (see `RoleView.past_tokens_per_s`), `concurrency_s`
     (see `RoleView.mean_unfinished`), and `constant = True` where its answer never changes: then it is asked once, and the
-    controller never wakes for it.
+    controller never wakes for it. `reactive = True` where it answers by what there is to do, not by a clock or a forecast: then
+    a size that was too small is not tried again before less arrives.
     """
 
     def __call__(self, view: ScaleView, /) -> Wanted: ...

@@ -1,12 +1,17 @@
-"""What a fleet's controller remembers of the past: how fast a counter grew, and the highest answer of the latest window.
+"""What a fleet's controller remembers of the past: how fast a counter grew, the highest answer of the latest window, and which
+size was too small for which load.
 
 Keyed by instants, fed from outside: knows no clock, no policy and no replica.
 """
 
 from bisect import bisect_right
 from collections import deque
+from math import sqrt
 
-from squall.core.types import SECOND, Nanos
+from squall.core.types import FOREVER, SECOND, Nanos
+
+LESS = 0.1
+"""Less load is a tenth less at least: it is never the same to a percent."""
 
 
 class Growth:
@@ -111,3 +116,61 @@ class Highest:
         if self._since is None or now - self._since < self._window:
             return None
         return self._said[0][1]
+
+
+class TooFew:
+    """How many replicas were given a trial and were too few, and for how much.
+
+    A policy that looks at queues or at concurrency sees the fleet that there is: with one replica more it finds that one fewer
+    would do, and once that one is gone that it does not. What it says of a smaller fleet is a guess, and a trial is better: at a
+    load that so many were too few for, nobody tries again.
+
+    Less arrives where it is a tenth less, and by two standard deviations of as many independent requests (but half is less, of
+    however few). A trial's load is that of the window after it, since what ended it may have been the first second of a burst.
+
+    Args:
+        window: that load is measured over.
+        requests, tokens: what has arrived, kept for so long at least.
+    """
+
+    __slots__ = ("_bound", "_count", "_failed", "_known_at", "_on_trial", "_requests", "_tokens", "_window")
+
+    def __init__(self, window: Nanos, requests: Growth, tokens: Growth) -> None:
+        self._window = max(1, window)
+        self._requests = requests
+        self._tokens = tokens
+        self._on_trial = False
+        self._failed = 0  # so many, at a load that is known at `_known_at`
+        self._known_at: Nanos = FOREVER
+        self._count = 0
+        self._bound = 0.0  # tokens a second; what is below it is less
+
+    def lowered(self) -> None:
+        """The policy is content with fewer from now on."""
+        self._on_trial = True
+
+    def raised(self, count: int, now: Nanos) -> None:
+        """`count` are not enough."""
+        if self._on_trial:
+            self._on_trial = False
+            self._failed = max(self._failed, count)
+            self._known_at = min(self._known_at, now + self._window)
+
+    def observe(self, now: Nanos) -> None:
+        """After what has arrived was."""
+        if now < self._known_at:
+            return
+        load, requests = self._tokens.per_s(self._window), self._requests.per_s(self._window)
+        if load and requests:
+            number = requests * self._window / SECOND
+            self._count, self._bound = self._failed, load * (1 - min(max(LESS, 2 / sqrt(number)), 0.5))
+        self._failed, self._known_at = 0, FOREVER
+
+    @property
+    def fewest(self) -> int:
+        """That may be tried."""
+        if self._count:
+            load = self._tokens.per_s(self._window)
+            if load is not None and load < self._bound:
+                self._count = 0
+        return self._count + 1 if self._count else 0

@@ -1,8 +1,11 @@
 """Fleets that grow and shrink on the virtual clock: what users of other autoscalers ran into, by the numbers of those issues."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -16,7 +19,7 @@ from squall.core.types import MILLISECOND, SECOND, MachineId, Nanos, ReplicaId, 
 from squall.fleet_tables import Fault, Fleet, Hazards, Replicas, Startup
 from squall.policies.batching import Vllm
 from squall.policies.route import LeastLoaded, Pull, Route
-from squall.policies.scale import Concurrency, Fixed, Ttft
+from squall.policies.scale import Blitz, Concurrency, Fixed, Ttft, Utilisation
 from squall.sim.ground import bare_ground, with_plan
 from squall.sim.linear import Linear
 from squall.sim.loading import Delays
@@ -104,6 +107,19 @@ def test_constant_load_at_a_threshold_never_flaps_in_an_hour() -> None:
     assert [decision for decision in decisions(log) if decision[0] > 120] == []
     assert len(decisions(log)) <= 2
     check_all_ended_once(record, requests)
+
+
+@pytest.mark.parametrize("scale", [Blitz(), Concurrency(target=4), Ttft(), Utilisation()], ids=lambda scale: type(scale).__name__)
+@settings(max_examples=2, deadline=None)
+@example(rate=0.39, prompt=28_000, output=2)  # more than one replica computes; of two, each has little to do at a time
+@given(rate=st.floats(0.1, 0.4), prompt=st.integers(2000, 28_000), output=st.integers(2, 200))
+def test_under_constant_load_a_size_has_one_trial(scale: ScalePolicy, rate: float, prompt: int, output: int) -> None:
+    """field issue 2, for an hour: a size may turn out to be too small once, on the way up or in one trial after it."""
+    _, log = play(steady(rate, 3600, prompt=prompt, output=output), scale)
+    left = Counter(before for _, before, after in decisions(log) if after > before)
+    assert max(left.values(), default=0) <= 2
+    trials = sum(before > after for at, before, after in decisions(log) if 300 < at < 3600)
+    assert trials <= 2
 
 
 class Ratio(Struct, frozen=True):

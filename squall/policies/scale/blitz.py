@@ -5,6 +5,7 @@ answers as that planner does, misprints included. Knows no bounds on the fleet a
 """
 
 from math import ceil
+from typing import ClassVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -83,6 +84,8 @@ class Blitz(Struct, frozen=True, tag_field="kind", tag="blitz", forbid_unknown_f
             that prefill replicas have promised, instead of the prompts whose KV leaves; arrivals do not matter, and a fleet
             above its most gives up one replica a decision.
     """
+
+    reactive: ClassVar[bool] = True
 
     prefill_lower_s: float = 0.5
     prefill_upper_s: float = 0.8

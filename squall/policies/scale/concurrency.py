@@ -4,6 +4,7 @@ Knows no model, no tokens and no throughput: the only policy that needs no capac
 """
 
 from math import ceil
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -27,6 +28,8 @@ class Concurrency(Struct, frozen=True, tag_field="kind", tag="concurrency", forb
         stable_s: the long window; `panic_share` of it is the short one.
         panic_threshold: at least 1.
     """
+
+    reactive: ClassVar[bool] = True
 
     target: float = 32.0
     prefill_target: float = 4.0

@@ -4,6 +4,7 @@ Knows throughputs and queues, not how prompts are batched; a prediction in arith
 """
 
 from math import ceil
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -43,6 +44,8 @@ class Ttft(Struct, frozen=True, tag_field="kind", tag="ttft", forbid_unknown_fie
         kv_lower, kv_upper: the same for the KV pools of the replicas that decode.
         window_s: over which arrivals are counted.
     """
+
+    reactive: ClassVar[bool] = True
 
     ttft_s: float = 1.0
     lower: float = 0.3

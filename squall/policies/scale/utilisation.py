@@ -4,6 +4,7 @@ Knows no queues and no objectives; what others are measured by.
 """
 
 from math import ceil
+from typing import ClassVar
 
 from msgspec import Struct
 
@@ -24,6 +25,8 @@ class Utilisation(Struct, frozen=True, tag_field="kind", tag="utilisation", forb
         tolerance: no change while the ratio of utilisation to target is within 1 +- this; below 1.
         window_s: over which arrivals are counted.
     """
+
+    reactive: ClassVar[bool] = True
 
     target_compute: float = 0.7
     target_kv: float = 0.7
