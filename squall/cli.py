@@ -21,7 +21,7 @@ import typer
 import squall
 from squall.errors import ConfigError, ModelError, SquallError
 from squall.extras import INSTALL, missing
-from squall.options import ConfigFile, finite, option
+from squall.options import ConfigFiles, finite, option
 from squall.search.cli import search
 from squall.twin.profiling.command import profiles
 
@@ -51,7 +51,7 @@ NeededFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file 
 NeededFiles = Annotated[
     list[Path],
     typer.Argument(
-        metavar="CONFIG...",
+        metavar="CONFIG",
         help="A TOML file with a [workload]; several, of one model each, share one [cluster].",
         show_default=False,
     ),
@@ -163,7 +163,7 @@ def _simulate_together(
 
 @app.command()
 def serve(
-    config: ConfigFile = None,
+    configs: ConfigFiles = None,
     settings: Settings = None,
     model: ModelName = None,
     engine: Annotated[str | None, option("serve.engine: torch or emulated")] = None,
@@ -175,27 +175,34 @@ def serve(
     out: Out = None,
     with_parent: Annotated[bool, typer.Option("--with-parent", hidden=True)] = False,
 ) -> None:
-    """Serve a model: an OpenAI endpoint over a fleet."""
+    """Serve a model: an OpenAI endpoint over a fleet; or several, each over its own, on one cluster."""
     from squall.live.serve import serve as run
+    from squall.live.serve import serve_together
     from squall.report.run import place_for
 
-    resolved = _load(
-        config, settings, out,
-        {"model.name": model, "serve.engine": engine, "cluster.gpu": gpu, "serve.device": device},
-        {"serve.host": host, "serve.port": port, "fleet.replicas": replicas},
-    )  # fmt: skip
-    place = place_for("serve", resolved.run.out)
+    given = {
+        "model.name": model, "serve.engine": engine, "cluster.gpu": gpu, "serve.device": device,
+        "serve.host": host, "serve.port": port, "fleet.replicas": replicas,
+    }  # fmt: skip
+    files: list[Path | None] = [*(configs or (None,))]
+    several = len(files) > 1
+    loaded = [_load(file, settings, None if several else out, given) for file in files]
+    place = place_for("serve", loaded[0].run.out if not several else None if out is None else str(out))
     if with_parent:
         threading.Thread(target=_watch_parent, daemon=True).start()
-    run(resolved, place, _say)
+    if several:
+        serve_together(loaded, [str(file) for file in files], place, _say)
+    else:
+        run(loaded[0], place, _say)
     with contextlib.suppress(OSError):
-        _end(place, *([] if config is None else [f"squall simulate {config}"]))
+        _end(place, *([f"squall simulate {' '.join(map(str, configs))}"] if configs else []))
 
 
 @app.command()
 def scale(
     replicas: Annotated[int | None, typer.Argument(help="How many; when absent, only the status is shown.", min=0)] = None,
     role: Annotated[str | None, option("prefill, decode or both; a fleet of one role needs none")] = None,
+    model: Annotated[str | None, option("Whose fleet, where several models are served.")] = None,
     auto: Annotated[bool, typer.Option("--auto", help="Let the policy decide again.")] = False,
     url: Annotated[str, typer.Option(help="The service.")] = "http://127.0.0.1:8000",
     api_key: Annotated[str | None, option("Its key.", envvar="OPENAI_API_KEY")] = None,
@@ -207,7 +214,9 @@ def scale(
         raise ConfigError("a number of replicas and --auto contradict each other; give one of them")
     if role is not None and replicas is None and not auto:
         raise ConfigError("--role alone changes nothing; give a number of replicas, or --auto")
-    change = {"replicas": replicas, "role": role} if replicas is not None or auto else None
+    change: dict[str, Any] | None = None
+    if replicas is not None or auto:
+        change = {"replicas": replicas, "role": role} | ({} if model is None else {"model": model})
     for line in lines_of(fleet_of(url, api_key, change)):
         _say(line)
 

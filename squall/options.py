@@ -21,3 +21,12 @@ def finite(value: float) -> float:
 ConfigFile = Annotated[
     Path | None, typer.Argument(metavar="CONFIG", help="A TOML file; all defaults without one.", show_default=False)
 ]
+
+ConfigFiles = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="CONFIG",
+        help="A TOML file; all defaults without one. Several, of one model each, share one [cluster].",
+        show_default=False,
+    ),
+]

@@ -50,7 +50,7 @@ def shares(configs: Sequence[Config], files: Sequence[str]) -> list[Share]:
         Share(fleet, minima, cluster.nodes * cluster.gpus_per_node, cluster.gpus_per_node, _gpus(config))
         for fleet, config in enumerate(configs)
     ]
-    _check_fit(configs, found)
+    first_places(configs, found)
     return found
 
 
@@ -110,15 +110,14 @@ def _check_size(config: Config, file: str) -> None:
         )
 
 
-def _check_fit(configs: Sequence[Config], found: Sequence[Share]) -> None:
-    """The fleets must be able to begin, one after the other, each in the lowest places that are left."""
+def first_places(configs: Sequence[Config], found: Sequence[Share]) -> list[list[ReplicaId]]:
+    """Where the fleets begin, one after the other, each in the lowest places that are left. Raises ConfigError: too few are."""
     taken: set[int] = set()
+    begin: list[list[ReplicaId]] = []
     for config, share in zip(configs, found, strict=True):
         slots = plain_plan(config, share).slots
-        places: list[ReplicaId] = []
-        for replica in range(slots.num):
-            if len(places) < config.fleet.num_initial and taken.isdisjoint(slots.gpus(replica)):
-                places.append(replica)
+        free = [replica for replica in range(slots.num) if taken.isdisjoint(slots.gpus(replica))]
+        places = free[: config.fleet.num_initial]
         if len(places) < config.fleet.num_initial:
             wanted = ", ".join(f"{name_of(each)} {each.fleet.num_initial} x {_gpus(each)}" for each in configs)
             raise ConfigError(
@@ -126,3 +125,5 @@ def _check_fit(configs: Sequence[Config], found: Sequence[Share]) -> None:
                 f"leave no place for all of {name_of(config)}; raise cluster.nodes, or lower min and initial"
             )
         taken.update(gpu for replica in places for gpu in slots.gpus(replica))
+        begin.append(places)
+    return begin

@@ -40,13 +40,18 @@ def _message(body: bytes) -> str | None:
 
 
 def lines_of(status: dict[str, Any]) -> list[str]:
-    """The status for a terminal."""
+    """The status for a terminal; of several models one after the other."""
+    if "models" in status:
+        return [line for fleet in status["models"] for line in (f"{fleet['model']}:", *lines_of(fleet))]
     roles = [
         f"{role['role']}: {role['target']} wanted"
         + (" (asked for)" if role["manual"] is not None else "")
         + f", {role['ready']} ready, {role['coming']} coming, within {role['minimum']} to {role['maximum']}"
         for role in status["roles"]
     ]
+    if gpus := status.get("gpus"):
+        waits = f", and waits for {gpus['awaited']} more, which other models have" if gpus["awaited"] else ""
+        roles.append(f"  has {gpus['held']} GPUs{waits}")
     replicas = [
         f"  replica {replica['replica']}: {replica['phase']}, {replica['layers']} layers"
         + (f", {replica['load']} from {replica['source']}" if replica["load"] else "")

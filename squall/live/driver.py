@@ -87,6 +87,17 @@ class Driver:
         if not self._pumping and self._turn is None:
             self._turn = asyncio.get_running_loop().call_soon(self._pump)
 
+    def hear(self, machine: MachineId, event: AnyEvent) -> None:
+        """What a machine of another driver tells one of ours, which takes note of it at once and answers with nothing."""
+        if self._stopped:
+            return
+        self.now = max(self.now + 1, self._clock())
+        actions = self._machines[machine].handle(event, self.now)
+        assert not actions
+        if self._record is not None:
+            self._record(self.now, machine, event, actions)
+        self._set_timer()
+
     def stop(self) -> None:
         """Deliver nothing any more. Idempotent."""
         self._stopped = True

@@ -14,7 +14,7 @@ from squall.core.controller import Controller
 from squall.core.fleet import HOLDS_WEIGHTS, Member
 from squall.core.fleet_view import Place
 from squall.core.types import ReplicaId
-from squall.live.frontend import Decision, FleetStatus, LoadStats, ReplicaStatus, RoleStatus, ScaleStats
+from squall.live.frontend import Decision, FleetStatus, GpuStats, LoadStats, ReplicaStatus, RoleStatus, ScaleStats
 from squall.live.rpc.convert import Peer, WeightsMoved
 from squall.live.transfers import needed
 
@@ -112,7 +112,11 @@ class FleetBook:
             )
             for role, state in states.items()
         )  # fmt: skip
-        return FleetStatus(tuple(roles), tuple(self._replica(members[id]) for id in sorted(members)), tuple(self._decisions))
+        replicas = tuple(self._replica(members[id]) for id in sorted(members))
+        return FleetStatus(tuple(roles), replicas, tuple(self._decisions), self.gpus())
+
+    def gpus(self) -> GpuStats | None:
+        return None if self._controller.plan.slots.shared is None else GpuStats(*self._controller.gpus)
 
     def _replica(self, member: Member) -> ReplicaStatus:
         transfer = member.source

@@ -80,6 +80,13 @@ class ScaleStats(Struct, frozen=True):
     num_down: int
 
 
+class GpuStats(Struct, frozen=True):
+    """On a cluster that several models share: the GPUs that a fleet has, and how many more it wants, which others have."""
+
+    held: int
+    awaited: int
+
+
 class FrontendStats(Struct, frozen=True):
     """A snapshot of the head. Counters count since the start."""
 
@@ -91,6 +98,7 @@ class FrontendStats(Struct, frozen=True):
     loads: tuple[LoadStats, ...] = ()
     scales: tuple[ScaleStats, ...] = ()
     num_failed_loads: int = 0
+    gpus: GpuStats | None = None  # None where the fleet is alone on its cluster
 
 
 class RoleStatus(Struct, frozen=True):
@@ -129,12 +137,13 @@ class Decision(Struct, frozen=True):
     why: str
 
 
-class FleetStatus(Struct, frozen=True):
-    """The fleet, for people and their tools. The latest decisions, oldest first."""
+class FleetStatus(Struct, frozen=True, omit_defaults=True):
+    """The fleet, for people and their tools. The latest decisions, oldest first. `gpus` as in `FrontendStats`."""
 
     roles: tuple[RoleStatus, ...]
     replicas: tuple[ReplicaStatus, ...]
     decisions: tuple[Decision, ...]
+    gpus: GpuStats | None = None
 
 
 class Frontend(Protocol):

@@ -58,4 +58,5 @@ class Gauges:
             loads=book.loads(),
             scales=book.scales(),
             num_failed_loads=book.num_failed_loads,
+            gpus=book.gpus(),
         )

@@ -13,7 +13,17 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from squall.config import Config
-from squall.core.actions import AnyAction, Decided, LoadWeights, Reply, Send, StartReplica, StopReplica, WarmReplica
+from squall.core.actions import (
+    AnyAction,
+    Decided,
+    LoadWeights,
+    Reply,
+    Send,
+    StartReplica,
+    StopReplica,
+    TellNeighbours,
+    WarmReplica,
+)
 from squall.core.controller import Controller
 from squall.core.events import (
     AnyEvent,
@@ -70,6 +80,9 @@ class Head:
         say: tells a person what happens to replicas, one line each.
         silence_s: after how much silence a replica counts as lost.
         plan: what the fleet stands on; the configuration's bounds and nothing else when None.
+
+    Attributes:
+        neighbours: the heads of other models, whose fleets share the cluster.
     """
 
     def __init__(
@@ -90,6 +103,7 @@ class Head:
         self.tokenizer = tokenizer
         self.draining = False
         self.load_failure: asyncio.Future[str] | None = None
+        self.neighbours: Sequence[Head] = ()
         self._launcher = launcher
         self._log = log
         self._say = say
@@ -133,6 +147,10 @@ class Head:
     def failed(self) -> bool:
         """A bug stopped the machines: nothing is decided any more. Its traceback went to the loop's exception handler."""
         return self._driver.failed
+
+    def hear(self, event: AnyEvent) -> None:
+        """What the controller of another model says, before anything else reaches ours."""
+        self._driver.hear(CONTROLLER, event)
 
     def want(self, role: Role, count: int | None) -> None:
         if role not in self._controller.states:
@@ -204,6 +222,9 @@ class Head:
                 self._send(replica, action)
             case StopReplica(replica):
                 self._stop(replica)
+            case TellNeighbours(event):
+                for head in self.neighbours:
+                    head.hear(event)
             case Decided(role, before, after, why):
                 self._book.decided(action)
                 self._say(f"{role.value}: {before} -> {after} replicas: {why}")
@@ -395,7 +416,8 @@ class Head:
 
     def _look(self) -> None:
         """The machines have taken in an instant's events."""
-        self._wakes = self._wakes or (self._may_rest and self._router.num_open > 0)
+        if self._may_rest and not self._wakes:  # it has been up, or is at rest before it ever was
+            self._wakes = self._router.num_open > 0 or not any(state.target for state in self._controller.states.values())
         self._fail_where_nobody_decides()
         self._looked.set()
 

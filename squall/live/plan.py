@@ -5,11 +5,17 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from squall.config import Config
-from squall.core.fleet_plan import FleetPlan, Slots, Weights
+from squall.core.fleet_plan import FleetPlan, Share, Slots, Weights
 from squall.deployment import node_of, plain_plan
 from squall.errors import ConfigError
 from squall.live.served import ServedModel
 from squall.perf.hardware import resolve_gpu
+
+
+def shared_plan(config: Config, model: ServedModel, share: Share) -> FleetPlan:
+    """As `served_plan`, of a fleet that has `share` of the cluster: its slots are anywhere there. Raises ConfigError."""
+    plan, place = served_plan(config, model), plain_plan(config, share).slots
+    return replace(plan, slots=replace(plan.slots, num=place.num, per_node=place.per_node, shared=share))
 
 
 def served_plan(config: Config, model: ServedModel) -> FleetPlan:

@@ -12,27 +12,30 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from squall import config as configuration
 from squall.config import Config
-from squall.core.fleet_plan import FleetPlan
+from squall.core.fleet_plan import FleetPlan, Share
+from squall.core.types import ReplicaId
 from squall.errors import ConfigError, ModelError, SquallError
-from squall.eventlog import open_log, write_merged
+from squall.eventlog import EventLog, open_log, write_merged
+from squall.launch_tables import Launcher
 from squall.live.descriptors import allow_files
 from squall.live.estate import Estate
 from squall.live.fitness import crowded, refuse_simulated, refuse_unfit, refuse_untraceable
 from squall.live.launch import FleetLauncher, LocalLauncher
 from squall.live.loop import run
-from squall.live.plan import served_plan
+from squall.live.plan import served_plan, shared_plan
 from squall.live.roster import Roster
 from squall.live.served import ServedModel, served_model
 from squall.live.succession import fleet_of, left_to
 from squall.live.transport.segment import HostCopies
 from squall.pools import refuse_pools
+from squall.sharing import first_places, name_of, shares
 
 if TYPE_CHECKING:
     import uvicorn
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 
 Say = Callable[[str], None]
 
+LOCAL: Final = Launcher()
 BACKLOG = 2048
 SWEEP_EVERY_S = 10.0
 LAST_BYTES_S = 5
@@ -60,34 +64,111 @@ def serve(config: Config, directory: Path, say: Say) -> None:
         ConfigError: the port is in use, or a worker found the configuration wrong.
         ModelError: the model cannot be had or loaded.
     """
+    began = monotonic()
+    allow_files()
+    _run([_fleet(config, directory)], say, began)
+
+
+def serve_together(configs: Sequence[Config], files: Sequence[str], directory: Path, say: Say) -> None:
+    """As `serve`, of several models on one cluster, which `files` name: each has a folder of its own in the run directory.
+
+    Raises also ConfigError where they cannot share a cluster, or a process.
+    """
+    began = monotonic()
+    allow_files()
+    for config, file in zip(configs, files, strict=True):
+        _check_shareable(configs[0], config, files[0], file)
+    found = shares(configs, files)
+    begin = first_places(configs, found)
+    fleets = [
+        _fleet(config, directory / name_of(config), share, at) for config, share, at in zip(configs, found, begin, strict=True)
+    ]
+    _check_served_names(fleets, files)
+    _run(fleets, say, began)
+
+
+class Fleet(NamedTuple):
+    """A model, and what serves it.
+
+    Attributes:
+        directory: its run directory.
+        begin: where the replicas are that it begins with.
+    """
+
+    config: Config
+    model: ServedModel
+    plan: FleetPlan
+    directory: Path
+    begin: Sequence[ReplicaId]
+
+
+def _fleet(config: Config, directory: Path, share: Share | None = None, begin: Sequence[ReplicaId] | None = None) -> Fleet:
     refuse_pools(config, "squall serve")
     refuse_simulated(config)
     refuse_untraceable(config)
-    allow_files()
-    began = monotonic()
     model = served_model(config)
-    plan = _plan(config, model)
-    if (warning := crowded(config)) is not None:
-        say(warning)
+    return Fleet(config, model, _plan(config, model, share), directory, begin or range(config.fleet.num_initial))
+
+
+def _run(fleets: Sequence[Fleet], say: Say, began: float) -> None:
+    for fleet in fleets:
+        if (warning := crowded(fleet.config)) is not None:
+            say(warning)
     with contextlib.ExitStack() as held:
-        listener = held.enter_context(contextlib.closing(_listen(config.serve.host, config.serve.port)))
+        first = fleets[0].config.serve
+        listener = held.enter_context(contextlib.closing(_listen(first.host, first.port)))
+        launched = [held.enter_context(_launched(fleet, say)) for fleet in fleets]
+        run(_serve(fleets, launched, listener, say, began))
+
+
+Launched = tuple["FleetLauncher", Path]
+"""Who starts a fleet's workers, and the folder of their logs."""
+
+
+@contextlib.contextmanager
+def _launched(fleet: Fleet, say: Say) -> Iterator[Launched]:
+    """A fleet's run directory and its first processes, which end with the block."""
+    config, directory = fleet.config, fleet.directory
+    with contextlib.ExitStack() as held:
         left = left_to(config, say)
         if left is not None:
             held.enter_context(left)
         logs = _make(directory, config)
         try:
-            launcher = _launcher(config, directory, logs, plan, say, left)
+            launcher = _launcher(config, directory, logs, fleet.plan, say, left)
         except SquallError:
             shutil.rmtree(directory, ignore_errors=True)  # nothing has run yet
             raise
         try:
-            launcher.prepare(range(config.fleet.num_initial))
-            run(_serve(config, model, plan, launcher, listener, logs, say, began))
+            launcher.prepare(fleet.begin)
+            yield launcher, logs
         finally:
             launcher.kill_all()
             HostCopies().sweep(unused=True)
             if config.serve.event_log:
                 _merge_logs(logs, directory / "events.jsonl.zst", say)
+
+
+def _check_shareable(first: Config, config: Config, file: str, other: str) -> None:
+    """One process has one socket and one way to end, and starts workers on its own machine."""
+    for key in ("kind", "state"):
+        usual = getattr(LOCAL, key)
+        if (given := getattr(config.launcher, key)) != usual:
+            right = f"{usual!r}" if usual is not None else "none"
+            raise ConfigError(f"{other}: launcher.{key} = {given!r} is for one model so far; several models want {right}")
+    for key in ("host", "port", "api_keys", "cors_origins", "drain_timeout_s", "vllm_metrics", "otlp_endpoint"):
+        here, there = getattr(first.serve, key), getattr(config.serve, key)
+        if here != there:
+            raise ConfigError(f"models of one head need the same serve.{key}: it is {here!r} in {file}, and {there!r} in {other}")
+
+
+def _check_served_names(fleets: Sequence[Fleet], files: Sequence[str]) -> None:
+    """A request's `model` must say whose it is."""
+    seen: dict[str, str] = {}
+    for fleet, file in zip(fleets, files, strict=True):
+        for name in fleet.model.names:
+            if (other := seen.setdefault(name, file)) != file:
+                raise ConfigError(f"{other} and {file} both serve {name!r}; give one of them another model.served_as")
 
 
 def _make(directory: Path, config: Config) -> Path:
@@ -159,7 +240,7 @@ def _launcher(
     return LocalLauncher(directory / "config.toml", logs, groups, warm=table.warm, estate=left)
 
 
-def _plan(config: Config, model: ServedModel) -> FleetPlan:
+def _plan(config: Config, model: ServedModel, share: Share | None) -> FleetPlan:
     """What the fleet stands on."""
     if config.fleet.moves_kv and config.serve.engine == "torch" and config.serve.device != "cpu":
         given, instead = 'fleet.drain = "move"', '"wait"'
@@ -175,19 +256,10 @@ def _plan(config: Config, model: ServedModel) -> FleetPlan:
         refuse_uneven(config, model)
         if config.launcher.kind == "local":
             refuse_unfit(config, model)
-    return served_plan(config, model)
+    return served_plan(config, model) if share is None else shared_plan(config, model, share)
 
 
-async def _serve(
-    config: Config,
-    model: ServedModel,
-    plan: FleetPlan,
-    launcher: FleetLauncher,
-    listener: socket.socket,
-    logs: Path,
-    say: Say,
-    began: float,
-) -> None:
+async def _serve(fleets: Sequence[Fleet], launched: Sequence[Launched], listener: socket.socket, say: Say, began: float) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a connection that ends is no news to a person
     import uvicorn  # only now: the workers are starting meanwhile
 
@@ -195,19 +267,25 @@ async def _serve(
     from squall.live.api.connections import Connections, room_for_clients
     from squall.live.head import Head
 
-    log = None
-    if config.serve.event_log:
-        log = open_log(logs / "events-head.jsonl.zst", given_up=lambda error: say(f"the event log ends here: {error.strerror}"))
+    config = fleets[0].config
     tracer = None
     if config.serve.otlp_endpoint is not None:
         from squall.live.tracing import open_tracer
 
         tracer = open_tracer(config.serve.otlp_endpoint, say)
-    head = Head(config, model.names, model.tokenizer(), model.max_model_len, launcher, log, say, plan=plan)
-    if config.launcher.kind == "hosts":
-        cast("HostsLauncher", launcher).watch = head
+    logs = [_open_log(fleet.config, folder, say) for fleet, (_, folder) in zip(fleets, launched, strict=True)]
+    heads = []
+    for fleet, (launcher, _), log in zip(fleets, launched, logs, strict=True):
+        model, about = fleet.model, say if len(fleets) == 1 else _saying(fleet.model.names[0], say)
+        head = Head(fleet.config, model.names, model.tokenizer(), model.max_model_len, launcher, log, about, plan=fleet.plan)
+        if fleet.config.launcher.kind == "hosts":
+            cast("HostsLauncher", launcher).watch = head
+        heads.append(head)
+    for head in heads:
+        head.neighbours = [other for other in heads if other is not head]
+    others = [(head, fleet.config) for head, fleet in zip(heads[1:], fleets[1:], strict=True)]
     settings = uvicorn.Config(
-        create_app(head, config, tracer),
+        create_app(heads[0], config, tracer, others=others),
         http=cast(Any, Connections(room_for_clients(), say)),  # called as the class of a protocol would be
         log_level="warning",
         lifespan="off",
@@ -216,26 +294,39 @@ async def _serve(
         timeout_graceful_shutdown=LAST_BYTES_S,
     )
     server = _server(settings)
-    launcher.attend()
-    head.start()
+    for head, (launcher, _) in zip(heads, launched, strict=True):
+        launcher.attend()
+        head.start()
     sweeping = asyncio.create_task(_sweep())
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         with _signals() as (drain, stop):
-            _stop_on_bugs(head, drain, stop)
-            await _until_stopped(config, head, listener, say, began, drain, stop)
-            if head.failed:
+            _stop_on_bugs(heads, drain, stop)
+            await _until_stopped(fleets, heads, listener, say, began, drain, stop)
+            if any(head.failed for head in heads):
                 raise RuntimeError("a bug stopped the head; its traceback is above")
     finally:
         sweeping.cancel()
         server.should_exit = True
         server.force_exit = stop.is_set()
-        await head.close()
+        await asyncio.gather(*(head.close() for head in heads))
         await serving
         if tracer is not None:
             await asyncio.to_thread(tracer.close)
-        if log is not None:
-            log.close()
+        for log in logs:
+            if log is not None:
+                log.close()
+
+
+def _open_log(config: Config, folder: Path, say: Say) -> EventLog | None:
+    if not config.serve.event_log:
+        return None
+    return open_log(folder / "events-head.jsonl.zst", given_up=lambda error: say(f"the event log ends here: {error.strerror}"))
+
+
+def _saying(model: str, say: Say) -> Say:
+    """Whose fleet it is that something is said of."""
+    return lambda line: say(f"{model}: {line}")
 
 
 async def _sweep() -> None:
@@ -247,36 +338,44 @@ async def _sweep() -> None:
 
 
 async def _until_stopped(
-    config: Config, head: Head, listener: socket.socket, say: Say, began: float, drain: asyncio.Event, stop: asyncio.Event
-) -> None:
+    fleets: Sequence[Fleet], heads: Sequence[Head], listener: socket.socket, say: Say, began: float, drain: asyncio.Event,
+    stop: asyncio.Event,
+) -> None:  # fmt: skip
     host, port = listener.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    say(f"listening on http://{address}; bringing up {config.fleet.num_initial} x {head.model_names[0]}")
-    assert head.load_failure is not None
-    ready, wanted = asyncio.ensure_future(head.until_ready()), asyncio.ensure_future(drain.wait())
-    futures: list[asyncio.Future[Any]] = [ready, wanted, head.load_failure]
+    coming = ", ".join(f"{fleet.config.fleet.num_initial} x {fleet.model.names[0]}" for fleet in fleets)
+    say(f"listening on http://{address}; bringing up {coming}")
+    failures = [head.load_failure for head in heads if head.load_failure is not None]
+    ready, wanted = asyncio.ensure_future(_all(head.until_ready() for head in heads)), asyncio.ensure_future(drain.wait())
+    futures: list[asyncio.Future[Any]] = [ready, wanted, *failures]
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-    if head.load_failure.done():
+    if failed := [failure for failure in failures if failure.done()]:
         ready.cancel()
         wanted.cancel()
-        raise ModelError(head.load_failure.result())
+        raise ModelError(failed[0].result())
     if ready.done():
         say(f"ready after {monotonic() - began:.1f} s")
     await wanted
     ready.cancel()
-    say(f"draining: running requests may take {config.serve.drain_timeout_s:g} s more; again to stop at once")
-    draining, stopped = asyncio.create_task(head.drain(config.serve.drain_timeout_s)), asyncio.create_task(stop.wait())
+    patience_s = fleets[0].config.serve.drain_timeout_s
+    say(f"draining: running requests may take {patience_s:g} s more; again to stop at once")
+    draining = asyncio.create_task(_all(head.drain(patience_s) for head in heads))
+    stopped = asyncio.create_task(stop.wait())
     await asyncio.wait([draining, stopped], return_when=asyncio.FIRST_COMPLETED)
     draining.cancel()
     stopped.cancel()
 
 
-def _stop_on_bugs(head: Head, drain: asyncio.Event, stop: asyncio.Event) -> None:
+async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    await asyncio.gather(*works)
+
+
+def _stop_on_bugs(heads: Sequence[Head], drain: asyncio.Event, stop: asyncio.Event) -> None:
     """A head that decides nothing would keep its clients waiting for ever."""
 
     def on_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
-        if head.failed:
+        if any(head.failed for head in heads):
             drain.set()
             stop.set()
 

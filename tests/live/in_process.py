@@ -15,8 +15,10 @@ from tests.live.test_head import Here
 
 
 @asynccontextmanager
-async def in_process(log: Path, *settings: str, max_model_len: int = 512) -> AsyncIterator[tuple[Head, Here]]:
-    """All replicas that the fleet begins with are ready. What machines hear and do, everybody's, goes into one log."""
+async def in_process(
+    log: Path, *settings: str, max_model_len: int = 512, begins: int | None = None
+) -> AsyncIterator[tuple[Head, Here]]:
+    """All replicas that the fleet begins with are ready, or so many. What all machines hear and do goes into one log."""
     config = configuration.load(None, settings)
     model = served_model(config)
     make = host_maker(config, model, "token", "127.0.0.1:0")
@@ -26,7 +28,7 @@ async def in_process(log: Path, *settings: str, max_model_len: int = 512) -> Asy
         head = Head(config, model.names, model.tokenizer(), max_model_len, here, records, plan=served_plan(config, model))
         head.start()
         stack.push_async_callback(head.close)
-        begins = config.fleet.num_initial
+        begins = config.fleet.num_initial if begins is None else begins
         while [replica.phase for replica in head.stats().replicas][:begins] != ["ready"] * begins:
             await asyncio.sleep(0.002)
         yield head, here

@@ -33,3 +33,12 @@ async def test_a_fleet_that_begins_at_rest_is_ready_from_the_start(tmp_path: Pat
         await asyncio.wait_for(head.until_ready(), 5)
         assert here.num_starts == 0
         assert tokens(await all_of(ask(head, 5, 3))) == spoken(3, 5)
+
+
+async def test_a_fleet_that_is_sent_to_rest_before_it_is_up_is_ready(tmp_path: Path, spoken: Any) -> None:
+    """Its start takes longer than the policy waits for somebody to ask; 503 would be all that anybody hears, for ever."""
+    slow = ("load={kind='mock', load_s=30}", "scale={kind='concurrency', stable_s=0.2}")
+    async with in_process(tmp_path / "log", *SETTINGS, *slow, bounds(1), begins=0) as (head, here):
+        assert not head.ready
+        await asyncio.wait_for(head.until_ready(), 5)
+        assert here.num_starts == 1

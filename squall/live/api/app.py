@@ -8,7 +8,7 @@ Knows routes and errors. What the endpoints do is in `service.py`; everything be
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -26,8 +26,9 @@ from squall.live.api.exchange import JSON, Exchange
 from squall.live.api.fleet import FleetService
 from squall.live.api.gate import Keys, RequestIds
 from squall.live.api.generate import break_off
-from squall.live.api.metrics import build_metrics, build_registry
+from squall.live.api.metrics import Exporter, build_metrics, build_registry
 from squall.live.api.service import Service
+from squall.live.api.several import Part, Several
 from squall.live.frontend import Frontend
 
 if TYPE_CHECKING:
@@ -89,7 +90,12 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def create_app(
-    frontend: Frontend, config: Config, tracer: Tracer | None = None, *, max_body_bytes: int = MAX_BODY_BYTES
+    frontend: Frontend,
+    config: Config,
+    tracer: Tracer | None = None,
+    *,
+    others: Sequence[tuple[Frontend, Config]] = (),
+    max_body_bytes: int = MAX_BODY_BYTES,
 ) -> ASGIApp:
     """The OpenAI-compatible endpoint of `frontend`.
 
@@ -97,11 +103,23 @@ def create_app(
         frontend: everything behind HTTP.
         config: `serve.api_keys`, `serve.cors_origins`, `serve.vllm_metrics` and `replica.block_size` are read.
         tracer: makes a span of every generation request; None makes none.
+        others: the same of more models; of their `[serve]` nothing is read.
         max_body_bytes: larger bodies are refused with 413.
     """
-    metrics = build_metrics(frontend)
-    registry = build_registry(metrics, frontend, block_size=config.replica.block_size, vllm=config.serve.vllm_metrics)
-    service, fleet = Service(frontend, metrics, registry, tracer), FleetService(frontend)
+    served = [(frontend, config), *others]
+    metrics = [build_metrics(each) for each, _ in served]
+    registry = build_registry(
+        [
+            Exporter(counted, each, of.replica.block_size, config.serve.vllm_metrics)
+            for counted, (each, of) in zip(metrics, served, strict=True)
+        ]
+    )
+    parts = [
+        Part(each, Service(each, counted, registry, tracer), FleetService(each))
+        for counted, (each, _) in zip(metrics, served, strict=True)
+    ]
+    service: Service | Several = parts[0].service if len(parts) == 1 else Several(parts)
+    fleet: FleetService | Several = parts[0].fleet if isinstance(service, Service) else service
     table: list[tuple[str, tuple[str, ...], Handle]] = [
         ("/v1/chat/completions", ("POST",), service.chat_completions),
         ("/v1/completions", ("POST",), service.completions),

@@ -39,6 +39,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._max_body_bytes = max_body_bytes
+        self._object: dict[str, Any] | Exception | None = None
 
     @property
     def request_id(self) -> str:
@@ -49,12 +50,22 @@ class Exchange:
         return self.scope.get("path_params") or {}
 
     async def json_object(self) -> dict[str, Any]:
-        """The body, as a JSON object.
+        """The body, as a JSON object; the same whoever asks, and however often.
 
         Raises:
             Refusal: 400, 408, 413 or 415.
             ClientGone: before all of it came.
         """
+        if self._object is None:
+            try:
+                self._object = await self._read_object()
+            except Exception as error:
+                self._object = error
+        if isinstance(self._object, Exception):
+            raise self._object
+        return self._object
+
+    async def _read_object(self) -> dict[str, Any]:
         media = self.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if media != "application/json" and not media.endswith("+json"):
             raise invalid(f"Content-Type: expected application/json, got {media[:60]!r}", status=415)

@@ -11,6 +11,7 @@ from squall.core.types import Role
 from squall.errors import ConfigError, RequestError
 from squall.live.api.exchange import Exchange
 from squall.live.api.fields import Fields, is_integer, wrong
+from squall.live.api.order import known_model
 from squall.live.frontend import Frontend
 
 MOST = 100_000
@@ -32,6 +33,8 @@ class FleetService:
     async def scale(self, exchange: Exchange) -> None:
         """`{"replicas": 3, "role": "both"}`; without a number the policy decides again. Answers with what comes of it."""
         fields = Fields(await exchange.json_object())
+        if (name := fields.text("model")) is not None:
+            known_model(name, self._frontend)
         role, count = self._role(fields.text("role")), fields.get("replicas")
         if count is not None and not (is_integer(count) and 0 <= count <= MOST):
             raise wrong("replicas", f"a number from 0 to {MOST}, or null", count)

@@ -229,6 +229,21 @@ class Exporter(Collector):
             yield from vllm_aliases(own, self._metrics.model, stats, self._block_size)
 
 
+class Merged(Collector):
+    """What several collectors yield, one for each model: a family is told once, with the samples of all."""
+
+    def __init__(self, collectors: Sequence[Collector]) -> None:
+        self._collectors = collectors
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for collector in self._collectors:
+            for family in collector.collect():
+                if (known := families.setdefault(family.name, family)) is not family:
+                    known.samples += family.samples
+        yield from families.values()
+
+
 def without_created(family: Metric) -> Metric:
     """`family` without the `_created` instants that the client library adds and nobody here reads."""
     family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
@@ -296,6 +311,14 @@ def scaling_families(model: str, stats: FrontendStats) -> Iterator[Metric]:
         for kind in LOAD_KINDS:
             family.add_metric((model, kind), by_kind.get(kind, 0))
         yield family
+    if stats.gpus is not None:
+        for name, text, value in (
+            ("squall_gpus_held", "GPUs that the model has of the cluster that it shares.", stats.gpus.held),
+            ("squall_gpus_awaited", "GPUs that it wants besides, and other models have.", stats.gpus.awaited),
+        ):
+            gpus = GaugeMetricFamily(name, text, labels=("model",))
+            gpus.add_metric((model,), value)
+            yield gpus
     failed = CounterMetricFamily("squall_loads_failed", "Loads of weights that failed.", labels=("model",))
     failed.add_metric((model,), stats.num_failed_loads)
     yield failed
@@ -367,7 +390,8 @@ def request_success(by_name: dict[str, Metric], model: str) -> Metric:
     return family
 
 
-def build_registry(metrics: Metrics, frontend: Frontend, *, block_size: int, vllm: bool) -> CollectorRegistry:
+def build_registry(exporters: Sequence[Exporter]) -> CollectorRegistry:
+    """Of all models."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Exporter(metrics, frontend, block_size, vllm))
+    registry.register(exporters[0] if len(exporters) == 1 else Merged(exporters))
     return registry

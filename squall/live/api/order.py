@@ -78,17 +78,25 @@ def read_model(fields: Fields, frontend: Frontend) -> str:
     """
     name = fields.text("model")
     if name is None:
-        raise RequestError("model: missing; GET /v1/models lists the names", param="model", code="missing_required_parameter")
+        raise missing_model()
     return known_model(name, frontend)
 
 
 def known_model(name: str, frontend: Frontend) -> str:
     if name not in frontend.model_names:
-        served = ", ".join(repr(known) for known in frontend.model_names)
-        raise RequestError(
-            f"model: {shown(name)} is not served here; {served} is", param="model", code="model_not_found", status=404
-        )
+        raise unknown_model(name, frontend.model_names)
     return name
+
+
+def missing_model() -> RequestError:
+    return RequestError("model: missing; GET /v1/models lists the names", param="model", code="missing_required_parameter")
+
+
+def unknown_model(name: str, known: Sequence[str]) -> RequestError:
+    served = ", ".join(repr(each) for each in known)
+    return RequestError(
+        f"model: {shown(name)} is not served here; {served} is", param="model", code="model_not_found", status=404
+    )
 
 
 def read_stream(fields: Fields) -> tuple[bool, bool]:

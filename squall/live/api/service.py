@@ -150,9 +150,12 @@ class Service:
     # -- what is served, and how it is
 
     async def models(self, exchange: Exchange) -> None:
+        await exchange.reply_json({"object": "list", "data": self.listed()})
+
+    def listed(self) -> list[dict[str, Any]]:
         """Only what a request would reach now."""
         names: Sequence[str] = self._frontend.model_names if self._is_open else ()
-        await exchange.reply_json({"object": "list", "data": [self._model(name) for name in names]})
+        return [self._model(name) for name in names]
 
     async def model(self, exchange: Exchange) -> None:
         name = order.known_model(exchange.path_params["id"], self._frontend)
@@ -199,7 +202,12 @@ class Service:
         await exchange.reply_json({"version": squall.__version__})
 
     async def load(self, exchange: Exchange) -> None:
-        await exchange.reply_json({"server_load": self._metrics.in_flight})
+        await exchange.reply_json({"server_load": self.in_flight})
+
+    @property
+    def in_flight(self) -> int:
+        """Generation requests being served now."""
+        return self._metrics.in_flight
 
     async def metrics(self, exchange: Exchange) -> None:
         """Always the plain text format: the client library's OpenMetrics writes `vllm:x` as `vllm_x`."""
