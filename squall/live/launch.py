@@ -33,13 +33,13 @@ class Place(Struct, frozen=True):
     Attributes:
         listen: the address that the head and peers reach its worker at.
         nics: those by which the weights of each of its ranks leave; `listen` for all when empty.
-        devices: GPUs that it sees; all when empty.
+        devices: GPUs that it sees, by number or name; all when empty.
     """
 
     replica: ReplicaId
     listen: str = "127.0.0.1"
     nics: tuple[str, ...] = ()
-    devices: tuple[int, ...] = ()
+    devices: tuple[int | str, ...] = ()
 
     @property
     def arguments(self) -> list[str]:

@@ -27,7 +27,7 @@ from squall.launch_tables import Launcher
 from squall.live.descriptors import allow_files
 from squall.live.estate import Estate
 from squall.live.fitness import crowded, refuse_simulated, refuse_unfit, refuse_untraceable
-from squall.live.launch import FleetLauncher, LocalLauncher
+from squall.live.launch import FleetLauncher, LocalLauncher, Place
 from squall.live.loop import run
 from squall.live.plan import served_plan, shared_plan
 from squall.live.roster import Roster
@@ -237,18 +237,35 @@ def _launcher(
     assert not isinstance(left, Roster)
     replicas = range(plan.slots.num)
     groups = [tuple(replicas)] if shared else [(replica,) for replica in replicas]
-    return LocalLauncher(directory / "config.toml", logs, groups, warm=table.warm, estate=left)
+    places = _own_gpus(replicas, gpus) if config.serve.engine == "torch" and config.serve.device == "cuda" else ()
+    return LocalLauncher(directory / "config.toml", logs, groups, places=places, warm=table.warm, estate=left)
+
+
+def _own_gpus(replicas: Iterable[ReplicaId], gpus: int) -> list[Place]:
+    """So many GPUs for each replica, in order, of those that we may use. One that is named ("cuda:0") is shared instead."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    def gpu(index: int) -> int | str:
+        """Where there are not so many, its worker will say so."""
+        if given is None:
+            return index
+        ours = [name.strip() for name in given.split(",")]
+        return ours[index] if index < len(ours) else -1
+
+    return [
+        Place(replica, devices=tuple(gpu(index) for index in range(replica * gpus, (replica + 1) * gpus))) for replica in replicas
+    ]
 
 
 def _plan(config: Config, model: ServedModel, share: Share | None) -> FleetPlan:
     """What the fleet stands on."""
-    if config.fleet.moves_kv and config.serve.engine == "torch" and config.serve.device != "cpu":
+    if config.fleet.moves_kv and config.replica.tp > 1 and config.serve.engine == "torch" and config.serve.device != "cpu":
         given, instead = 'fleet.drain = "move"', '"wait"'
         if config.fleet.mode == "disaggregated":
             given, instead = 'fleet.mode = "disaggregated"', '"colocated" with fleet.replicas'
         raise ConfigError(
-            f"{given} with serve.device = {config.serve.device!r}: KV leaves only a CPU's pool so far; "
-            f'use serve.device = "cpu", or {instead}'
+            f"{given} with serve.device = {config.serve.device!r} and replica.tp = {config.replica.tp}: KV does not leave "
+            f"several GPUs yet; use replica.tp = 1, or {instead}"
         )
     if config.serve.engine == "torch":
         from squall.live.engine.build import refuse_uneven

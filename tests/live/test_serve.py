@@ -14,7 +14,7 @@ from tokenizers.models import WordLevel
 from squall import config as configuration
 from squall.core.router import Router
 from squall.errors import ConfigError, ModelError
-from squall.live.serve import _listen, serve
+from squall.live.serve import _listen, _own_gpus, serve
 from squall.live.served import served_model
 
 EMULATED = ("serve.engine=emulated", "model.name=llama-3.1-8b", "cluster.gpu=h100-sxm", "serve.port=0", "serve.host=127.0.0.1")
@@ -98,3 +98,21 @@ def test_an_emulated_model_needs_sizes_alone_and_a_real_one_a_checkpoint() -> No
         served_model(configuration.load(None, ["model.name=llama-3.1-8b"]))
     with pytest.raises(ConfigError, match=r"replica\.max_model_len is 200000"):
         served_model(configuration.load(None, [*EMULATED, "replica.max_model_len=200000"]))
+
+
+@pytest.mark.parametrize(("fleet", "instead"), [("fleet.mode=disaggregated", "colocated"), ("fleet.drain=move", "wait")])
+def test_kv_does_not_leave_several_gpus(tmp_path: Path, fleet: str, instead: str) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(TINY))
+    asked = configuration.load(None, [f"model.name={tmp_path / 'model'}", "serve.device=cuda", "replica.tp=2", fleet])
+    with pytest.raises(ConfigError, match=rf"KV does not leave several GPUs yet; use replica\.tp = 1, or \"{instead}"):
+        serve(asked, tmp_path / "run", lambda line: None)
+
+
+def test_each_replica_of_this_machine_has_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert [place.environment for place in _own_gpus(range(2), 2)] == [
+        {"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}
+    ]  # fmt: skip
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, GPU-0a1b, 6")  # which somebody has left to us
+    assert [place.devices for place in _own_gpus(range(2), 2)] == [("4", "GPU-0a1b"), ("6", -1)]
