@@ -71,6 +71,7 @@ def full_plan(
         nodes_per_leaf=cluster.nodes_per_leaf,
         nic_bytes_per_s=nic_bytes_per_s(config, node) * gpus,
         link_bytes_per_s=node.link_bandwidth * gpus,
+        shared=None if share is None else replace(share, host_bytes=node.host_memory),
     )
     weights = Weights(
         model=config.model.name,

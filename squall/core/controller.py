@@ -105,7 +105,7 @@ class Controller:
         self._fleet = Fleet(plan.slots, self._states, NoTraffic())
         self._nodes = Nodes(self._fleet)
         self._pairs = LivePairs(self._fleet, plan.live_layers)
-        self._sources = Sources(plan, self._fleet, load, self._pairs.can_be_relieved)
+        self._sources = Sources(plan, self._fleet, load, self._pairs.can_be_relieved, self._nodes.neighbours)
 
     # -- windows
 
@@ -178,7 +178,9 @@ class Controller:
                 self._nodes.comes(node)
                 self._sources.node_back(node)
             case GpusHeld() if self._nodes.neighbours is not None:
-                if self._nodes.neighbours.hear(event):
+                freed = self._nodes.neighbours.hear(event)
+                self._sources.give_way()
+                if freed:
                     self.wake_at = now  # and nothing is decided before all others have heard, too
                 return []
             case _ if isinstance(event, ABOUT_A_REPLICA):
@@ -190,7 +192,7 @@ class Controller:
         self._reconcile(actions, now)
         self.wake_at = self._next_wake(now)
         if self._nodes.neighbours is not None:
-            actions += self._nodes.neighbours.news()
+            actions += self._nodes.neighbours.news(self._sources.copies, self.plan.weights.num_bytes)
         return actions
 
     # -- what is observed

@@ -203,10 +203,15 @@ class NodeUp(Event, frozen=True, gc=False):
 
 
 class GpusHeld(Event, frozen=True, gc=False):
-    """Another fleet on the cluster has these GPUs from now on, and no others: they are numbered through, node by node."""
+    """Another fleet on the cluster has these GPUs from now on, and no others: they are numbered through, node by node.
+
+    In the memory of the nodes `copies` it has its weights, `copy_bytes` in each, and needs them there.
+    """
 
     fleet: int
     gpus: tuple[int, ...]
+    copies: tuple[int, ...] = ()
+    copy_bytes: int = 0
 
 
 # -- KV on its way from one replica to another

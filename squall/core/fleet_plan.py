@@ -27,6 +27,7 @@ class Share(Struct, frozen=True):
         minima: GPUs that the least replicas of each fleet need: nobody else may have the last of them.
         num_gpus, gpus_per_node: of the cluster.
         gpus_per_slot: of one replica of this fleet.
+        host_bytes: of a node's memory, for copies of weights; 0 = as much as there may be.
     """
 
     fleet: int
@@ -34,6 +35,7 @@ class Share(Struct, frozen=True):
     num_gpus: int
     gpus_per_node: int
     gpus_per_slot: int
+    host_bytes: int = 0
 
 
 class Slots(Struct, frozen=True):

@@ -30,7 +30,8 @@ class Neighbours:
         self._share = slots.shared
         self._held: dict[int, int] = {}  # how many each other fleet has
         self._theirs: dict[int, int] = {}  # a GPU, and the fleet that has it
-        self._told: Sequence[int] = ()
+        self._copies: dict[int, tuple[frozenset[int], int]] = {}  # of each other fleet: nodes that have one, and its bytes
+        self._told: tuple[Sequence[int], Sequence[int]] = (), ()
 
     def hear(self, event: GpusHeld) -> bool:
         """Whether GPUs have come free."""
@@ -38,6 +39,7 @@ class Neighbours:
         self._theirs = {gpu: fleet for gpu, fleet in self._theirs.items() if fleet != event.fleet}
         self._theirs.update(dict.fromkeys(event.gpus, event.fleet))
         self._held[event.fleet] = len(event.gpus)
+        self._copies[event.fleet] = frozenset(event.copies), event.copy_bytes
         return not had.issubset(event.gpus)
 
     def has(self, replica: ReplicaId) -> bool:
@@ -53,19 +55,23 @@ class Neighbours:
         kept = sum(max(0, share.minima[fleet] - self._held.get(fleet, 0)) for fleet in others)
         return max(0, free - kept) // share.gpus_per_slot
 
+    def copy_bytes(self, node: int) -> int:
+        """Of the node's memory, what the weights of other fleets take."""
+        return sum(size for nodes, size in self._copies.values() if node in nodes)
+
     def took(self, replica: ReplicaId) -> None:
         self.ours.add(replica)
 
     def gave(self, replica: ReplicaId) -> None:
         self.ours.discard(replica)
 
-    def news(self) -> list[AnyAction]:
-        """What the others are to hear, where that has changed."""
-        gpus = tuple(self._gpus())
-        if gpus == self._told:
+    def news(self, copies: Sequence[int], copy_bytes: int) -> list[AnyAction]:
+        """What the others are to hear, where that has changed; the nodes `copies` have our weights in their memory."""
+        held = tuple(self._gpus()), tuple(copies)
+        if held == self._told:
             return []
-        self._told = gpus
-        return [TellNeighbours(GpusHeld(self._share.fleet, gpus))]
+        self._told = held
+        return [TellNeighbours(GpusHeld(self._share.fleet, *held, copy_bytes))]
 
     def _gpus(self) -> list[int]:
         return [gpu for replica in sorted(self.ours) for gpu in self._slots.gpus(replica)]

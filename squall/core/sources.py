@@ -13,6 +13,7 @@ from squall.core.fleet import Fleet, Member, sender, senders
 from squall.core.fleet_plan import FleetPlan
 from squall.core.fleet_view import STORE, LoadPolicy, Place, SourceView, Transfer
 from squall.core.lifecycle import Phase
+from squall.core.neighbours import Neighbours
 from squall.core.types import SECOND, Nanos, ReplicaId
 from squall.errors import ConfigError
 
@@ -29,6 +30,7 @@ class Sources:
         fleet: its replicas.
         policy: plans transfers; None reads every replica's weights from the node's SSD, or from the store.
         can_be_relieved: whether a ready replica may share its work with one that loads.
+        neighbours: whose copies take the memory of nodes, too; None where the fleet is alone.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Sources:
         fleet: Fleet,
         policy: LoadPolicy | None,
         can_be_relieved: Callable[[Member], bool] = lambda _: True,
+        neighbours: Neighbours | None = None,
     ) -> None:
         self.now: Nanos = 0
         self.targets: Sequence[Member] = ()
@@ -47,6 +50,9 @@ class Sources:
         ttl_s: float | None = getattr(policy, "host_ttl_s", None)
         self._host_ttl = None if ttl_s is None else round(ttl_s * SECOND)
         self._pinned = bool(getattr(policy, "pinned", False))
+        self._keeps_copies = self._pinned or hasattr(policy, "host_ttl_s")
+        self._neighbours = neighbours
+        self._host_bytes = 0 if plan.slots.shared is None else plan.slots.shared.host_bytes
         self._gone: set[int] = set()  # nodes
         self._shunned: dict[Place, tuple[int, Nanos]] = {}  # how often in a row nothing came from there, and until when
         self._used: dict[int, Nanos] = {}
@@ -110,12 +116,34 @@ class Sources:
             if ttl is None or node in in_use or now - used <= ttl
         }
 
+    @property
+    def copies(self) -> Sequence[int]:
+        """Nodes whose DRAM has the weights and cannot give it to other fleets: they are used there, or it is the last copy."""
+        if not self._keeps_copies:
+            return ()
+        if self._pinned and len(self._used) == 1:
+            return tuple(self._used)
+        in_use = {member.node for member in self._fleet.members.values() if member.has_weights}
+        return sorted(in_use & self._used.keys())
+
+    def give_way(self) -> None:
+        """Copies that nobody uses go where other fleets need the memory."""
+        fixed = self.copies
+        for node in [node for node in self._used if node not in fixed and not self._has_room(node)]:
+            del self._used[node]
+
+    def _has_room(self, node: int) -> bool:
+        """Whether a copy fits there beside those that other fleets use."""
+        if self._neighbours is None or not (self._keeps_copies and self._host_bytes):
+            return True
+        return self._neighbours.copy_bytes(node) + self._weights.num_bytes <= self._host_bytes
+
     def _keep_one(self, now: Nanos) -> None:
         """Where no copy is left, the node of the first replica that stays makes one of what the replica has."""
         if self._pinned and not self._used:
             members = self._fleet.members
             there = (members[id].node for id in sorted(members) if members[id].has_weights and members[id].leaves_at is None)
-            node = next((node for node in there if node not in self._gone), None)
+            node = next((node for node in there if node not in self._gone and self._has_room(node)), None)
             if node is not None:
                 self._used[node] = now
 
@@ -169,7 +197,8 @@ class Sources:
             self._shunned.pop(place, None)
         if member.source is not None and member.source.kind in ("disk", "host"):
             for node in self._fleet.slots.nodes(member.replica):
-                self._used[node] = now
+                if self._has_room(node):
+                    self._used[node] = now
         self._keep_one(now)
 
     def released(self, member: Member, now: Nanos) -> None:

@@ -22,8 +22,8 @@ from squall.core.events import (
     WeightsLoaded,
     Woke,
 )
-from squall.core.fleet_plan import Bounds, FleetPlan, Patience, Share, Slots
-from squall.core.fleet_view import ScaleView, Wanted
+from squall.core.fleet_plan import Bounds, FleetPlan, Patience, Share, Slots, Weights
+from squall.core.fleet_view import ScaleView, Transfer, Wanted
 from squall.core.types import ROUTER, SECOND, Nanos, ReplicaId, Role
 
 BOTH = Role.BOTH
@@ -171,6 +171,65 @@ def test_a_lost_replica_of_the_least_ones_finds_its_gpu_again() -> None:
     second.tell(Woke(), 3 * SECOND)
     settle([first, second], 3 * SECOND)
     assert (len(first.gpus), len(second.gpus)) == (7, 1)
+
+
+class Cache:
+    """A load policy that keeps unused copies for ever."""
+
+    host_ttl_s = None
+
+    def __call__(self, _: object) -> list[Transfer]:
+        return []
+
+
+def with_memory(fleet: int, host_bytes: int) -> Controller:
+    """Of weights of 60 bytes, in nodes of one GPU."""
+    share = Share(fleet, (0, 0), 3, 1, 1, host_bytes)
+    weights = Weights("m", 60)
+    return Controller(FleetPlan({BOTH: Bounds(0, 3, 0)}, Slots(3, 1, shared=share), weights), Dial(1), Cache())
+
+
+def up(controller: Controller, replica: ReplicaId = 0) -> list[AnyAction]:
+    """The replica that is wanted comes up."""
+    actions = controller.handle(Woke(), 0)
+    for event in (ReplicaStarted(replica), WeightsLoaded(replica, 100, 16), Warmed(replica)):
+        actions += controller.handle(event, 0)
+    return actions
+
+
+def copies(controller: Controller) -> list[int]:
+    return sorted(controller._sources.host_copies)
+
+
+def test_a_copy_in_use_is_told_to_the_others_and_takes_the_memory_of_the_node() -> None:
+    first, second = with_memory(0, 100), with_memory(1, 100)
+    told = [action.event for action in up(first) if isinstance(action, TellNeighbours)]
+    assert told == [GpusHeld(0, (0,), (), 60), GpusHeld(0, (0,), (0,), 60)]
+    for event in told:
+        second.handle(event, 0)
+    second.handle(GpusHeld(0, (), (0,), 60), 0)  # its GPU is free again, its memory is not
+    up(second)
+    assert copies(second) == []  # 120 bytes do not fit
+
+
+def test_a_copy_fits_beside_anothers_where_there_is_room_for_both() -> None:
+    second = with_memory(1, 120)
+    second.handle(GpusHeld(0, (), (0,), 60), 0)
+    up(second)
+    assert copies(second) == [0]
+
+
+def test_a_copy_that_nobody_uses_goes_where_another_fleet_needs_the_memory() -> None:
+    second = with_memory(1, 100)
+    up(second)
+    second.handle(GpusHeld(0, (1,), (0,), 60), SECOND)
+    assert copies(second) == [0]  # it is used
+    second.handle(ReplicaLost(0, "killed"), SECOND)
+    assert copies(second) == [0]
+    second.handle(GpusHeld(0, (1,), (1,), 60), SECOND)
+    assert copies(second) == [0]  # elsewhere
+    second.handle(GpusHeld(0, (1,), (0, 1), 60), SECOND)
+    assert copies(second) == []
 
 
 def test_a_fleet_alone_tells_nobody() -> None:

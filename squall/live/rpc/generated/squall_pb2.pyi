@@ -580,12 +580,16 @@ class NodeUp(_message.Message):
     def __init__(self, node: _Optional[int] = ...) -> None: ...
 
 class GpusHeld(_message.Message):
-    __slots__ = ("fleet", "gpus")
+    __slots__ = ("fleet", "gpus", "copies", "copy_bytes")
     FLEET_FIELD_NUMBER: _ClassVar[int]
     GPUS_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    COPY_BYTES_FIELD_NUMBER: _ClassVar[int]
     fleet: int
     gpus: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, fleet: _Optional[int] = ..., gpus: _Optional[_Iterable[int]] = ...) -> None: ...
+    copies: _containers.RepeatedScalarFieldContainer[int]
+    copy_bytes: int
+    def __init__(self, fleet: _Optional[int] = ..., gpus: _Optional[_Iterable[int]] = ..., copies: _Optional[_Iterable[int]] = ..., copy_bytes: _Optional[int] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("source", "first_layer", "last_layer")
