@@ -206,6 +206,25 @@ def test_a_simulation_prints_what_its_summary_says(squall: Squall) -> None:
     assert f"TTFT        p50 {written(summary.ttft_s.p50)} s" in said.out
 
 
+def test_several_models_leave_a_run_directory_each_and_one_page_for_all(squall: Squall) -> None:
+    files = EXAMPLES / "two-models-chat.toml", EXAMPLES / "two-models-code.toml"
+    said = squall("simulate", *files, "--set", "workload.duration_s=5", "--out", "run")
+    assert said.code == 0, said.err
+    assert [line for line in said.out.splitlines() if line in ("chat", "code")] == ["chat", "code"]
+    assert "cluster: 8 x h100-sxm" in said.out
+    assert squall("report", "run").out.splitlines() == [
+        "wrote run/report.html", "next: squall report run/chat", "      squall report run/code"
+    ]  # fmt: skip
+    assert squall("report", "run/chat").code == 0
+    said = squall("simulate", *files, "--set", "cluster.gpus_per_node=2")
+    assert said.err.startswith(f"squall: error: {files[0]}: --set: [fleet] may grow to 7 replicas of 1 GPU, and 1 x 2 GPUs")
+    said = squall("simulate", files[0], files[0], "--out", "other")
+    assert said.err == (
+        f"squall: error: {files[0]} and {files[0]} both serve 'chat'; give one of them another name with model.served_as\n"
+    )
+    assert not Path("other").exists()
+
+
 def test_a_run_can_be_repeated_from_its_directory(squall: Squall) -> None:
     squall("simulate", EXAMPLES / "azure-conv.toml", "--set", "workload.num_requests=20", "--set", "run.seed=3", "--out", "one")
     again = squall("simulate", "one/config.toml", "--out", "two")

@@ -6,7 +6,8 @@ Duties of a driver (`sim/driver.py`, `live/driver.py`):
 2. perform every returned action, in order;
 3. end every long action in exactly one event;
 4. honour `wake_at`: deliver `Woke` when the instant has come;
-5. deliver a `Send` as an event at the same `now`, after all actions of the current call, never recursively.
+5. deliver a `Send` as an event at the same `now`, after all actions of the current call, never recursively. A `TellNeighbours`
+   is taken note of at once, by all whom it is for: they answer with no action, and ask with `wake_at` for their turn.
 
 Within one instant: ends of steps, loads and transfers first; then messages between machines; then arrivals (and cancellations
 by clients); then wake-ups. An idle replica plans at the end of the instant.
