@@ -10,7 +10,7 @@ from squall.config import Config
 from squall.core.actions import StartReplica
 from squall.core.events import GpusHeld, NodeDown, ReplicaLost, ReplicaStopped, Warmed
 from squall.core.metrics import Outcome, RunRecord
-from squall.core.types import SECOND, MachineId, Nanos
+from squall.core.types import FOREVER, SECOND, MachineId, Nanos
 from squall.eventlog import Record, read
 from squall.report.cluster import GPUS, read_cluster, write_cluster_report
 from squall.sharing import shares
@@ -190,3 +190,24 @@ def test_it_is_the_same_every_time() -> None:
         return [lines.lines for lines in each]
 
     assert once() == once()
+
+
+def test_runs_of_many_steps_are_single_steps_for_all() -> None:
+    configs = pair([steady(4, 60, 900), schedule((3, 3), (8, 1))], [steady(3, 60, 900), schedule((5, 3))])
+
+    def once(max_steps: int) -> list[RunRecord]:
+        parts = [parts_of(config, (), share) for config, share in zip(configs, shares(configs, FILES), strict=True)]
+        wires = parts[0].ground.wires()
+        bodies = [
+            Body(config, part.requests, part.latency, part.num_blocks, ground=part.ground, wires=wires, max_steps=max_steps)
+            for config, part in zip(configs, parts, strict=True)
+        ]
+        together.join(bodies)
+        together.run(bodies)
+        return [body.record() for body in bodies]
+
+    for many, single in zip(once(FOREVER), once(1), strict=True):
+        assert many.requests == single.requests
+        assert many.num_steps == single.num_steps
+        assert many.fleet == single.fleet
+        assert many.num_events < single.num_events
