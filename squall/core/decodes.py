@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from squall.core.blocks import blocks_of, most_blocks
-from squall.core.types import FOREVER, BlockHash, Nanos, Request, RequestId
+from squall.core.types import BlockHash, Nanos, Request, RequestId
 
 NEVER: Final = -1
 
@@ -133,10 +133,10 @@ class DecodeGroup:
 
     def advance(self, steps: int) -> int:
         """Do so many steps; returns the blocks that they took."""
-        taken = self.blocks(steps) if steps > 1 else self._growth[self.step % self._block_size]
+        at = self.step % self._block_size
         self.context += self.size * steps
         self.step += steps
-        return taken
+        return self._growth[at] if steps == 1 else self._blocks(at, steps)
 
     def next_blocks(self) -> int:
         """Blocks that the next step takes."""
@@ -144,9 +144,12 @@ class DecodeGroup:
 
     def blocks(self, steps: int) -> int:
         """Blocks that the next `steps` steps take."""
+        return self._blocks(self.step % self._block_size, steps)
+
+    def _blocks(self, at: int, steps: int) -> int:
+        """As `blocks`, from the step `at` modulo the block size on."""
         growth = self._growth
         size = self._block_size
-        at = self.step % size
         if at + steps <= size:
             return sum(growth[at : at + steps])
         cycles, rest = divmod(steps, size)
@@ -159,21 +162,21 @@ class DecodeGroup:
         at = self.step % self._block_size
         return self._growth[at:] + self._growth[:at]
 
-    def steps_within(self, blocks: int) -> int:
-        """Steps that take no more than `blocks` blocks: the most, or a multiple of the block size where that is many."""
+    def steps_within(self, blocks: int, most: int) -> int:
+        """Steps that take no more than `blocks` blocks: up to `most`, or a multiple of the block size where that is many."""
         growing = self.size - self._complete
         if not growing:
-            return FOREVER
+            return most
         if blocks >= growing:
-            return blocks // growing * self._block_size
+            many = blocks // growing * self._block_size
+            return many if many < most else most
         growth = self._growth
         at = self.step
-        steps = 0
-        while True:
+        for steps in range(most):
             blocks -= growth[(at + steps) % self._block_size]
             if blocks < 0:
                 return steps
-            steps += 1
+        return most
 
 
 def arrival(work: Work) -> tuple[Nanos, RequestId]:

@@ -23,8 +23,7 @@ def need(group: DecodeGroup | None, batch: Sequence[tuple[Work, int]], block_siz
 def within(group: DecodeGroup | None, batch: Sequence[tuple[Work, int]], block_size: int, steps: int, blocks: int) -> int:
     """The most steps, at least 1 and at most `steps`, that take no more than `blocks`."""
     if not batch:
-        most = steps if group is None else group.steps_within(blocks) or 1
-        return most if most < steps else steps
+        return steps if group is None else group.steps_within(blocks, steps) or 1
     if need(group, batch, block_size, steps) <= blocks:
         return steps
     low, high = 1, max(1, steps)
@@ -46,15 +45,16 @@ def within_cache(
     keep: int,
     looked_at: Iterable[WorkView],
 ) -> tuple[int, tuple[BlockHash, ...]]:
-    """As `within`, where blocks may be evicted, but no further than the plan surely holds; and what may be evicted.
+    """As `within`, for several steps and where blocks may be evicted, but no further than the plan surely holds; and what may be
+    evicted.
 
     Args:
         keep: idle blocks that the plan wants to stay.
         looked_at: whose cached blocks the plan rests on, besides those of the batch.
     """
-    if steps > 1:
-        steps = within(group, batch, block_size, steps, pool.num_free + min(len(pool.idle) - keep, EVICTED_AT_ONCE))
-    evicted = need(group, batch, block_size, steps) - pool.num_free
+    free = pool.num_free
+    steps = within(group, batch, block_size, steps, free + min(len(pool.idle) - keep, EVICTED_AT_ONCE))
+    evicted = need(group, batch, block_size, steps) - free
     if evicted <= 0:
         return steps, ()
     evictable = pool.oldest(evicted)
@@ -63,8 +63,8 @@ def within_cache(
         watched = _watched(set(evictable), works)
         for i, block in enumerate(evictable if watched else ()):
             if block in watched:
-                steps = within(group, batch, block_size, steps, pool.num_free + i)
-                return steps, pool.oldest(max(0, need(group, batch, block_size, steps) - pool.num_free))
+                steps = within(group, batch, block_size, steps, free + i)
+                return steps, pool.oldest(max(0, need(group, batch, block_size, steps) - free))
     return steps, evictable
 
 

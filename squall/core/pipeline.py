@@ -66,7 +66,8 @@ class PipelinedReplica(Replica):
         self.num_decodes = flight.num_decodes
         self._batch, self._taken = flight.batch, flight.batch_taken
         self.pool.num_available += flight.taken  # from here on they are taken like those of any run
-        self.prefilling += [work for work, _ in flight.batch]
+        if flight.batch:
+            self.prefilling += [work for work, _ in flight.batch]
         return super()._end_run(event)
 
     def _drop_cancelled(self) -> tuple[RequestId, ...]:
@@ -82,24 +83,21 @@ class PipelinedReplica(Replica):
         self, first: Sequence[RequestId], finished: tuple[RequestId, ...], gone: tuple[RequestId, ...]
     ) -> list[AnyAction]:
         """As many runs as there is room for."""
+        before = self._num_runs
         actions = super()._begin_run(first, finished, gone)
-        while actions and isinstance(actions[-1], RunSteps) and len(self._flights) < self.num_stages:
-            more = super()._begin_run((), (), ())
-            if not more:
-                break
-            actions += more
+        while before != self._num_runs and len(self._flights) < self.num_stages:
+            before = self._num_runs
+            actions += super()._begin_run((), (), ())
         return actions
 
-    def _launch(self, plan: Plan) -> RunSteps:
+    def _launch(self, plan: Plan, steps: int) -> RunSteps:  # noqa: ARG002 - single steps only
         self._run = self._num_runs
         if self.num_decodes in (0, self.decodes.size):
             self.decodes, self._group = self._groups.part(self.decodes, self.num_decodes)
         self._batch = []
-        action = super()._launch(plan)
+        action = super()._launch(plan, 1)
         self._num_runs = self._run
-        taken = self._taken
-        if self.num_decodes:
-            taken += self._group.next_blocks()
+        taken = self._taken + self._grown
         if taken:
             self.pool.take(taken)
         for work, _ in self._batch:

@@ -16,7 +16,7 @@ from squall.core.decodes import NEVER, Work, arrival
 from squall.core.events import AnyEvent, Cancelled, Held, LivePaired, Progressed, StepsDone, Submitted, Woke
 from squall.core.groups import Groups
 from squall.core.handoff import Handoffs, seats_of
-from squall.core.horizon import within, within_cache
+from squall.core.horizon import need, within, within_cache
 from squall.core.live_batch import LIMITS
 from squall.core.live_scaling import LATE, LiveTarget, answer_late
 from squall.core.live_source import LiveSource
@@ -42,7 +42,7 @@ class Replica:
     """
 
     __slots__ = (
-        "_batch", "_busy", "_cancelled", "_group", "_groups", "_looked_at", "_open", "_run", "_running", "_taken",
+        "_batch", "_busy", "_cancelled", "_group", "_groups", "_grown", "_looked_at", "_open", "_run", "_running", "_taken",
         "block_size", "decodes", "free_blocks", "handoffs", "id", "limits", "live", "num_blocks", "num_decodes",
         "num_preemptions", "num_prefix_hits", "num_prefix_queries", "num_stages", "policy", "pool", "preempted", "prefilling",
         "steps_since_mark", "waiting", "wake_at",
@@ -75,6 +75,7 @@ class Replica:
         self._group = self.decodes  # of the run; `num_decodes` of it advance: all or none
         self._batch: list[tuple[Work, int]] = []  # the run's chunks: whose, and tokens a step
         self._taken = 0  # blocks that these take in the first step
+        self._grown = 0  # and those that the run's decodes take in it
         self._cancelled: list[RequestId] = []  # in a run, to be dropped at its end
         self._looked_at: dict[WorkView, int] = {}  # whose cached blocks the policy asked for, and how many are held
         self.live: LiveTarget | LiveSource | None = None
@@ -261,13 +262,12 @@ class Replica:
         steps = event.steps
         stopped = event.stopped
         batch = self._batch
-        size = self.block_size
         taken = 0
         if self.num_decodes:
             taken = self._group.advance(steps)
             self.steps_since_mark += steps
         if batch:
-            taken += self._taken if steps == 1 else sum(work.new_blocks(tokens * steps, size) for work, tokens in batch)
+            taken += self._taken if steps == 1 else need(None, batch, self.block_size, steps)
         if taken:
             self.pool.take(taken)
         for request in stopped:
@@ -326,8 +326,8 @@ class Replica:
             self.prefilling.remove(work)
         else:
             done = work.target + work.group.leave(work)
-            first = work.computed // self.block_size
-            if len(work.hashes) > first:  # they go on beyond the prompt only where the driver knows what is generated
+            if work.hashes and len(work.hashes) > (first := work.computed // self.block_size):
+                # they go on beyond the prompt only where the driver knows what is generated
                 work.shared += self.pool.share(work.hashes[first : done // self.block_size])
         self.pool.release(work.blocks, work.shared)
 
@@ -337,6 +337,24 @@ class Replica:
         self, first: Sequence[RequestId], finished: tuple[RequestId, ...], gone: tuple[RequestId, ...]
     ) -> list[AnyAction]:
         """Start what the policy plans. Returns all actions of the call: what the last run changed is told here, too."""
+        if gone or self.handoffs is not None or self.live is not None:
+            return self._begin_among_others(first, finished, gone)
+        preempted: list[RequestId] = []
+        plan = self._plan(preempted)
+        actions: list[AnyAction] = []
+        if preempted:
+            lost = tuple(preempted)
+            actions += [Send(ROUTER, Progressed(self.id, tuple(first), finished, tuple(sorted(lost)))), Preempt(lost)]
+        elif first or finished:
+            actions.append(Send(ROUTER, Progressed(self.id, tuple(first), finished)))
+        if self.num_decodes or plan.chunks or plan.admit:
+            actions.append(self._launch(plan, plan.steps))
+        return actions
+
+    def _begin_among_others(
+        self, first: Sequence[RequestId], finished: tuple[RequestId, ...], gone: tuple[RequestId, ...]
+    ) -> list[AnyAction]:
+        """As `_begin_run`, where a boundary may change hand-offs or a pair, or who was cancelled is to be forgotten."""
         held: tuple[Held, ...] = ()
         moves: list[AnyAction] | None = None
         if self.handoffs is not None and (gone or not self.handoffs.is_quiet):
@@ -369,7 +387,7 @@ class Replica:
             self._busy = True
             actions.append(layers)
         elif self.num_decodes or plan.chunks or plan.admit:
-            actions.append(self._launch(plan))
+            actions.append(self._launch(plan, plan.steps))
         return actions if live is None else actions + live.after()
 
     def _has_preempted(self) -> bool:
@@ -378,22 +396,23 @@ class Replica:
 
     def _plan(self, preempted: list[RequestId]) -> Plan:
         """The policy's answer, after preempting until the next step of what runs has its blocks."""
-        self.preempted = bool(preempted)
+        self.preempted = False
         while True:
             decodes = self.decodes
-            self.free_blocks = free = self.pool.num_available - decodes.next_blocks()
-            self.num_decodes = decodes.size
+            self._grown = grown = decodes.next_blocks()
+            self.free_blocks = free = self.pool.num_available - grown
+            self.num_decodes = size = decodes.size
             if self._looked_at:
                 self._looked_at.clear()
             plan = self.policy(self)
             if not plan.preempt:
-                if plan.decodes < decodes.size:
+                if plan.decodes < size:
                     self.num_decodes = plan.decodes
                     if not plan.decodes:
-                        free = self.pool.num_available
-                taken = self._chunk_blocks(plan) if plan.chunks else 0
+                        free += grown
+                        self._grown = 0
+                self._taken = taken = self._chunk_blocks(plan) if plan.chunks else 0
                 if taken <= free:
-                    self._taken = taken
                     return plan
             victim = self._victim()
             if victim is None:
@@ -450,37 +469,43 @@ class Replica:
         self.waiting.appendleft(work)
         self.num_preemptions += 1
 
-    def _launch(self, plan: Plan) -> RunSteps:
+    def _launch(self, plan: Plan, steps: int) -> RunSteps:
+        """The run that the plan asks for, of `steps` steps at most."""
         decodes = self.num_decodes
-        if decodes and decodes < self.decodes.size:  # where none takes part they only pause, and whoever is new joins them
+        if decodes < self.decodes.size and decodes:  # where none takes part they only pause, and whoever is new joins them
             self.decodes, self._group = self._groups.part(self.decodes, decodes)
+            self._grown = self._group.next_blocks()
         if plan.mark:
             self.steps_since_mark = 0
-        steps = plan.steps if self.num_stages == 1 else 1
+        group = self._group
         chunks: tuple[Chunk, ...] = ()
         if plan.chunks or plan.admit:
             chunks = self._take(plan)
             if plan.admit:
                 steps = 1
+        pool = self.pool
         evictable: tuple[BlockHash, ...] = ()
-        if self.pool.idle:
-            group = self._group if decodes else None
-            steps, evictable = within_cache(self.pool, group, self._batch, self.block_size, steps, plan.keep, self._looked_at)
+        if pool.idle:
+            if steps > 1:
+                advancing = group if decodes else None
+                steps, evictable = within_cache(pool, advancing, self._batch, self.block_size, steps, plan.keep, self._looked_at)
+            elif (evicted := self._taken + self._grown - pool.num_available + len(pool.idle)) > 0:
+                evictable = pool.oldest(evicted)
         elif steps > 1:
-            group = self._group if decodes else None
-            steps = within(group, self._batch, self.block_size, steps, self.pool.num_available - plan.keep)
-        self._run += 1
+            blocks = pool.num_available - plan.keep
+            if self._batch or not decodes:
+                steps = within(group if decodes else None, self._batch, self.block_size, steps, blocks)
+            else:
+                steps = group.steps_within(blocks, steps) or 1
+        self._run = run = self._run + 1
         self._busy = True
         self._open = steps > 1 and plan.open
-        group = self._group
-        if evictable and self.live is not None:  # the engine has more that are free: what is set aside, or is still written to
-            told, num_free = self._groups.told() if group.id or self._groups.moved else (), self.pool.num_free
-            context = group.context if decodes else 0
-            return RunSteps(self._run, steps, decodes, context, chunks, evictable, group.id, told, 0, num_free)
-        if group.id or self._groups.moved:
-            context = group.context if decodes else 0
-            return RunSteps(self._run, steps, decodes, context, chunks, evictable, group.id, self._groups.told())
-        return RunSteps(self._run, steps, decodes, group.context if decodes else 0, chunks, evictable)
+        context = group.context if decodes else 0
+        if group.id or self._groups.moved or (evictable and self.live is not None):
+            # in a pair the engine has more that are free: what is set aside, or is still written to
+            num_free = -1 if not evictable or self.live is None else pool.num_free
+            return RunSteps(run, steps, decodes, context, chunks, evictable, group.id, self._groups.told(), 0, num_free)
+        return RunSteps(run, steps, decodes, context, chunks, evictable)
 
     def _take(self, plan: Plan) -> tuple[Chunk, ...]:
         """The plan's prefill, as the run's batch."""
@@ -490,8 +515,9 @@ class Replica:
         taken = self._taken
         for work, tokens in zip(self.prefilling, plan.chunks, strict=False):
             if tokens:
+                done = work.computed
                 batch.append((work, tokens))
-                chunks.append(Chunk(work.request.id, work.computed, tokens, 0, work.computed + tokens == work.target))
+                chunks.append(Chunk(work.request.id, done, tokens, 0, done + tokens == work.target))
         reserve = plan.reserve
         for i, tokens in enumerate(plan.admit):
             work = self.waiting.popleft()
@@ -502,7 +528,7 @@ class Replica:
             chunks.append(Chunk(work.request.id, cached, tokens, cached, cached + tokens == work.target, work.reserved))
             taken += work.new_blocks(tokens, size)
         self._taken = taken
-        free = self.pool.num_available - (self._group.next_blocks() if self.num_decodes else 0)
+        free = self.pool.num_available - self._grown
         if taken > free:
             raise ValueError(f"{type(self.policy).__name__} admitted more than the {free} free blocks can hold")
         return tuple(chunks)

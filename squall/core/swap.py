@@ -199,13 +199,13 @@ class SwappingReplica(Replica):
             free -= other.new_blocks(other.target - other.computed, size)
         return needed <= free and len(self._running) < self._seats
 
-    def _launch(self, plan: Plan) -> RunSteps:
+    def _launch(self, plan: Plan, steps: int) -> RunSteps:
         copied, self._copied = self._copied, 0
         if copied or (self._swapped and self.preempted):
-            plan = replace(plan, steps=1)  # who was preempted may have left more room than was needed
+            steps = 1  # who was preempted may have left more room than was needed
         elif self._swapped:
             plan = replace(plan, open=False)  # nobody is admitted before them
-        run = super()._launch(plan)
+        run = super()._launch(plan, steps)
         return replace(run, num_copied=copied) if copied else run
 
 

@@ -39,7 +39,7 @@ def test_who_leaves_knows_what_it_generated_and_holds() -> None:
 def test_an_empty_group_needs_nothing_for_ever() -> None:
     group = DecodeGroup(block_size=4)
     assert group.blocks(10**9) == 0
-    assert group.steps_within(0) == FOREVER
+    assert group.steps_within(0, FOREVER) == FOREVER
 
 
 @given(
@@ -65,7 +65,7 @@ def test_sums_equal_what_the_requests_add_up_to(size: int, story: list[tuple[int
     assert group.context == sum(length(member) + 1 for member in members)
     assert group.next_blocks() == sum(length(member) % size == 0 for member in members)
     assert group.blocks(steps) == sum(held(length(m) + steps) - held(length(m)) for m in members)
-    fitting = group.steps_within(room)
+    fitting = group.steps_within(room, FOREVER)
     assert group.blocks(fitting) <= room
     if fitting < size:
         assert group.blocks(fitting + 1) > room
