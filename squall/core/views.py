@@ -146,6 +146,13 @@ class Plan(Struct, frozen=True, gc=False):
     mark: bool = False
 
 
+ALL_DECODE: Final = Plan(FOREVER)
+"""All decodes go on, and nothing else is to be done until something happens."""
+
+ALL_DECODE_CLOSED: Final = Plan(FOREVER, open=False)
+"""The same, whoever arrives."""
+
+
 class BatchingPolicy(Protocol):
     """Plans a replica's next steps: a pure function of the view.
 

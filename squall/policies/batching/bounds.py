@@ -34,6 +34,6 @@ def most_in_batch(max_num_seqs: int, view: BatchingView) -> int:
     return max_num_seqs // view.num_stages or 1
 
 
-def watermark_blocks(part: float, view: BatchingView, num_admitted: int) -> int:
+def watermark_blocks(part: float, num_blocks: int, num_running: int) -> int:
     """Blocks that an admission must leave free, lest the running ones be preempted at once. None for who runs alone."""
-    return int(part * view.num_blocks) if view.num_running or num_admitted else 0
+    return int(part * num_blocks) if num_running else 0

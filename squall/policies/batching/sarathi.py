@@ -4,9 +4,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from squall.core.blocks import blocks_of
 from squall.core.types import FOREVER
-from squall.core.views import BatchingView, Plan
+from squall.core.views import ALL_DECODE, ALL_DECODE_CLOSED, BatchingView, Plan
 from squall.policies.batching.bounds import Preemption, at_least, check_swap, fraction, most_in_batch, watermark_blocks
 
 
@@ -58,13 +57,16 @@ class Sarathi(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind",
         most = most_in_batch(self.max_num_seqs, view)
         decodes = view.num_decodes if view.num_decodes < most else most
         if not view.waiting and not view.prefilling:
-            return Plan(FOREVER, open=view.num_running < self.max_num_seqs and decodes < self.chunk_size, decodes=most, keep=keep)
+            open = decodes < self.chunk_size and view.num_running < self.max_num_seqs
+            if not keep and decodes < most:
+                return ALL_DECODE if open else ALL_DECODE_CLOSED
+            return Plan(FOREVER, open=open, decodes=most, keep=keep)
         budget = self.chunk_size - decodes
         seats = most - decodes
         chunks: list[int] = []
         for work in view.prefilling:
             left = work.target - work.computed
-            tokens = min(left, budget) if budget > 0 and seats > 0 else 0
+            tokens = (left if left < budget else budget) if budget > 0 and seats > 0 else 0
             if tokens == budget < left and not chunks and tokens:
                 return Plan((left - 1) // budget, (budget,), open=False, decodes=most, keep=keep)
             chunks.append(tokens)
@@ -73,7 +75,7 @@ class Sarathi(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind",
         admit: tuple[int, ...] = ()
         reserve: tuple[int, ...] = ()
         if view.waiting and not view.preempted and budget > 0:
-            admit, reserve = self._admit(view, min(seats, self.max_num_seqs - view.num_running), budget)
+            admit, reserve = self._admit(view, seats, budget)
         if admit or any(chunks) or view.preempted:
             return Plan(1, tuple(chunks), admit, decodes=most, reserve=reserve)
         return Plan(FOREVER, open=not view.waiting and budget > 0 and seats > 0, decodes=most, keep=keep)
@@ -84,17 +86,22 @@ class Sarathi(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind",
         reserve: list[int] = []
         size = view.block_size
         free = view.free_blocks
+        running = view.num_running
+        if seats > self.max_num_seqs - running:
+            seats = self.max_num_seqs - running
         for work in view.waiting:
             if seats <= 0 or budget <= 0:
                 break
             cached, in_use = view.cached(work)
-            blocks = blocks_of(work.target, size)
+            blocks = -(-work.target // size)
             free -= blocks - in_use
-            if free < watermark_blocks(self.watermark, view, len(admit)):
+            if free < watermark_blocks(self.watermark, view.num_blocks, running):
                 break
-            tokens = min(work.target - cached * size, budget)
+            left = work.target - cached * size
+            tokens = left if left < budget else budget
             admit.append(tokens)
             reserve.append(blocks)
+            running += 1
             seats -= 1
             budget -= tokens
         return tuple(admit), tuple(reserve)

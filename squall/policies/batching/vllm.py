@@ -1,15 +1,9 @@
 """vLLM V1: decodes and prompts in one step."""
 
-from typing import Final
-
 from msgspec import Struct
 
-from squall.core.types import FOREVER
-from squall.core.views import BatchingView, Plan
+from squall.core.views import ALL_DECODE, ALL_DECODE_CLOSED, BatchingView, Plan
 from squall.policies.batching.bounds import Preemption, check_swap
-
-DECODE: Final = Plan(FOREVER)
-DECODE_FULL: Final = Plan(FOREVER, open=False)
 
 
 class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="vllm"):
@@ -50,7 +44,7 @@ class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
 
     def __call__(self, view: BatchingView) -> Plan:
         if not view.waiting and not view.prefilling:
-            return DECODE if view.num_running < self.max_num_seqs else DECODE_FULL
+            return ALL_DECODE if view.num_running < self.max_num_seqs else ALL_DECODE_CLOSED
         budget = self.max_num_batched_tokens - view.num_decodes
         seats = self.max_num_seqs - view.num_running
         free = view.free_blocks
@@ -68,7 +62,7 @@ class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
         admit = self._admit(view, seats, budget, free) if view.waiting and seats > 0 and budget > 0 else ()
         if chunks or admit:
             return Plan(1, chunks, admit)
-        return DECODE if seats > 0 and not view.waiting else DECODE_FULL
+        return ALL_DECODE if seats > 0 and not view.waiting else ALL_DECODE_CLOSED
 
     def _admit(self, view: BatchingView, seats: int, budget: int, free: int) -> tuple[int, ...]:
         """Tokens for each request from the head of the queue that there is room for."""
@@ -76,7 +70,9 @@ class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
         size = view.block_size
         for work in view.waiting:
             cached, in_use = view.cached(work)
-            tokens = min(work.target - cached * size, budget)
+            tokens = work.target - cached * size
+            if tokens > budget:
+                tokens = budget
             blocks = -(-(cached * size + tokens) // size) - in_use
             if (-(-work.target // size) - in_use if self.whole_prompts else blocks) > free:
                 break

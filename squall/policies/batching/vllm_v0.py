@@ -4,7 +4,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-from squall.core.blocks import blocks_of
 from squall.core.types import FOREVER
 from squall.core.views import BatchingView, Plan
 from squall.policies.batching.bounds import Preemption, at_least, check_swap, fraction, most_in_batch, watermark_blocks
@@ -62,19 +61,22 @@ class VllmV0(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", 
         admit: list[int] = []
         size = view.block_size
         free = view.free_blocks + view.decode_blocks
-        seats = min(self.max_num_seqs - view.num_running, most_in_batch(self.max_num_seqs, view))
+        running = view.num_running
+        seats = min(self.max_num_seqs - running, most_in_batch(self.max_num_seqs, view))
         longest = 0
         for work in view.waiting:
             if seats <= 0:
                 break
             cached, in_use = view.cached(work)
             tokens = work.target - cached * size
-            longest = max(longest, tokens)
-            free -= blocks_of(work.target, size) - in_use
-            if free < watermark_blocks(self.watermark, view, len(admit)) or (
+            if longest < tokens:
+                longest = tokens
+            free -= -(-work.target // size) - in_use
+            if free < watermark_blocks(self.watermark, view.num_blocks, running) or (
                 admit and (len(admit) + 1) * longest > self.max_num_batched_tokens
             ):
                 break
             admit.append(tokens)
+            running += 1
             seats -= 1
         return tuple(admit)
