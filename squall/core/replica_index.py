@@ -63,15 +63,20 @@ class Ranked:
     """A heap over the ranks that a policy gives. An entry is stale when its replica's rank has changed since; it is skipped.
 
     The policy is asked when a replica is wanted, and of those only that have changed since the last time.
+
+    Attributes:
+        replicas: in ascending id.
+        changed: to be called with a replica that has.
     """
 
-    __slots__ = ("_changed", "_heap", "_rank", "replicas")
+    __slots__ = ("_changed", "_heap", "_rank", "changed", "replicas")
 
     def __init__(self, rank: Callable[[ReplicaView], float | None]) -> None:
-        self.replicas: list[Backend] = []  # in ascending id
+        self.replicas: list[Backend] = []
         self._rank = rank
         self._heap: list[tuple[float, ReplicaId, Backend]] = []
         self._changed: set[Backend] = set()
+        self.changed: Callable[[Backend], None] = self._changed.add
 
     def add(self, backend: Backend) -> None:
         insort(self.replicas, backend, key=_id)
@@ -84,6 +89,9 @@ class Ranked:
         self._rebuild()
 
     def pick(self, _request: Request | None = None) -> Backend | None:
+        if len(self.replicas) == 1:
+            only = self.replicas[0]
+            return None if self._rank(only) is None else only
         if self._changed:
             self._rank_changed()
         heap = self._heap
@@ -102,10 +110,6 @@ class Ranked:
 
     def sent(self, _request: Request, backend: Backend) -> None:
         """`backend` got the request."""
-        self._changed.add(backend)
-
-    def changed(self, backend: Backend) -> None:
-        """What `backend` has changed."""
         self._changed.add(backend)
 
     def _rank_changed(self) -> None:

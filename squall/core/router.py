@@ -120,11 +120,11 @@ class Router:
         return next(iter(self._queue.values())).queued_at if self._queue else None
 
     def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
+        if type(event) is Progressed:
+            return self._progressed(event, now)
+        if type(event) is Arrived:
+            return self._arrived(event.request, now)
         match event:
-            case Progressed():
-                return self._progressed(event, now)
-            case Arrived():
-                return self._arrived(event.request, now)
             case Cancelled():
                 return self._cancelled(event.request)
             case ReplicaUp():
@@ -175,6 +175,7 @@ class Router:
         if backend is None:
             raise IllegalTransition(f"replica {event.replica} reports {event}, but is not up")
         demand = backend.demand
+        finished = event.finished
         for request in event.first:
             entry = self._step(request, backend, "first token")
             if not entry.started:
@@ -186,13 +187,13 @@ class Router:
                 demand.num_running += 1
         for request in event.preempted:
             self._step(request, backend, "preempted")
-        for request in event.finished:
+        for request in finished:
             entry = self._step(request, backend, "finished")
             del self._entries[request]
-            tokens = entry.request.num_prompt_tokens
+            tokens, most = entry.request.num_prompt_tokens, entry.num_tokens
             backend.num_tokens -= tokens
-            backend.num_promised -= entry.num_tokens
-            demand.num_promised_tokens -= entry.num_tokens
+            backend.num_promised -= most
+            demand.num_promised_tokens -= most
             if entry.started:
                 backend.num_running -= 1
                 demand.num_running -= 1
@@ -200,8 +201,8 @@ class Router:
                 backend.num_waiting -= 1
                 demand.num_waiting -= 1
                 demand.num_waiting_tokens -= tokens
-        if event.finished:
-            self._rate.add(len(event.finished), now)
+        if finished:
+            self._rate.add(len(finished), now)
         if backend.open:
             backend.index.changed(backend)
             return self._settle() if self._queue else []
