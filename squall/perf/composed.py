@@ -17,7 +17,7 @@ from squall.core.types import Nanos
 from squall.errors import ConfigError
 from squall.perf.decompose import Collective, Layout, Operator, Stage, refuse_overlap_alone, stages
 from squall.perf.efficiency import Efficiency
-from squall.perf.latency import UNITS_PER_NANO, BatchShape, Progression
+from squall.perf.latency import UNITS_PER_NANO, BatchShape, Progression, only_stage
 from squall.perf.model import ModelSpec
 from squall.perf.operators import AttentionShape, Estimate, OperatorSource, Provenance
 from squall.perf.prices import CurvePrices, like
@@ -111,17 +111,29 @@ class Composed:
         self.run: Callable[[BatchShape, int], list[Progression]] = whole.run
         """See `LatencyModel.run`. With several stages: the time that a step takes to pass all of them."""
         self._sending: Callable[[int], Nanos] = cache(self._sending_for)
-        self._parts = [whole]
-        if layout.pp > 1:
-            parts = [StageCurves([stage], ask, self.terms, longest, not layout.overlap_send, index == 0)
-                     for index, stage in enumerate(self._cut)]  # fmt: skip
-            self._parts = [CurvePrices(self.source, part) for part in parts]
+        curves = [StageCurves([stage], ask, self.terms, longest, not layout.overlap_send, index == 0)
+                  for index, stage in enumerate(self._cut if layout.pp > 1 else ())]  # fmt: skip
+        attention = [list(own.attention.items()) for own in curves]  # in order: sums are to be equal to the last bit
+        self._parts = [(CurvePrices(self.source, own), index > 0 and attention[index] == attention[index - 1])
+                       for index, own in enumerate(curves)]  # fmt: skip
+        """Prices of each stage, and whether its attention costs what that of the stage before it does."""
 
     def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
         """See `LatencyModel.stages`. With `overlap_send` handing on hides behind the stage's own work."""
-        busy = [part.run(shape, 1)[0].first // UNITS_PER_NANO for part in self._parts]
+        if not self._parts:
+            return only_stage(self.run(shape, 1))
+        decodes, context, chunks = shape.num_decodes, shape.decode_context, shape.chunks
+        tokens = last = attention = 0
+        for chunk in chunks:
+            tokens += chunk.num_tokens
+            last += chunk.last
+        busy: list[Nanos] = []
+        for prices, is_alike in self._parts:
+            if not is_alike:
+                attention = prices.attention(decodes, context, chunks)
+            busy.append((prices.beside(decodes, tokens, last) + attention) // UNITS_PER_NANO)
         if self.layout.overlap_send:
-            sending = self._sending(shape.num_decodes + sum(chunk.num_tokens for chunk in shape.chunks))
+            sending = self._sending(decodes + tokens)
             busy[:-1] = [max(own, sending) for own in busy[:-1]]
         return tuple(busy)
 
@@ -279,6 +291,9 @@ class StageCurves:
     Args:
         handing_on: sends to the next stage count.
         first: the first of the stages is the replica's first.
+
+    Attributes:
+        attention: how often each shape of it runs; of one model it says what attention costs.
     """
 
     def __init__(
@@ -295,11 +310,11 @@ class StageCurves:
         self._terms = terms
         self._handing_on = handing_on
         self._first = first
-        self._attention: dict[AttentionShape, int] = {}
+        self.attention: dict[AttentionShape, int] = {}
         for stage in cut:
             for count, shape in stage.attention:
-                self._attention[shape] = self._attention.get(shape, 0) + count
-        windows = {shape.window for shape in self._attention if shape.window}
+                self.attention[shape] = self.attention.get(shape, 0) + count
+        windows = {shape.window for shape in self.attention if shape.window}
         self._contexts = _knots(64, 2, longest, windows)
         self._offsets = _knots(256, 4, longest, windows)
         self._tokens = Surface(lambda size: [self._tokens_at(size)])
@@ -340,11 +355,11 @@ class StageCurves:
         return sum(self._seconds(operator, size) for stage in self._cut for operator in stage.rows)
 
     def _decode_at(self, batch: int, context: int) -> float:
-        asks = ((count, _decode(batch, max(1, context), shape)) for shape, count in self._attention.items())
+        asks = ((count, _decode(batch, max(1, context), shape)) for shape, count in self.attention.items())
         return sum(count * _best(self._sources, ask)[0].seconds for count, ask in asks)
 
     def _prefill_at(self, chunk: int, before: int) -> float:
-        asks = ((count, _prefill(chunk, before, shape)) for shape, count in self._attention.items())
+        asks = ((count, _prefill(chunk, before, shape)) for shape, count in self.attention.items())
         return sum(count * _best(self._sources, ask)[0].seconds for count, ask in asks)
 
     def _seconds(self, operator: Operator, tokens: int) -> float:

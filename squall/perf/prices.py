@@ -138,9 +138,11 @@ class Ramp:
         self.bases: list[int] = []
         self.rises: list[int] = []
         base = units(seconds[0])
-        for index, knot in enumerate(self.knots):
-            width = knots[index + 1] - knot
-            rise = max(0, round((seconds[index + 1] * UNITS_PER_SECOND - base) * stride / width))
+        for knot, after, price in zip(knots, knots[1:], seconds[1:], strict=False):
+            width = after - knot
+            rise = round((price * UNITS_PER_SECOND - base) * stride / width)
+            if rise < 0:
+                rise = 0
             self.bases.append(base)
             self.rises.append(rise)
             base += rise * width // stride
@@ -180,7 +182,7 @@ class CurvePrices:
         self.source = source
         self.num_stages = 1
         self._curves = curves
-        self._beside: Beside = beside_attention(curves) if beside is None else beside
+        self.beside: Beside = beside_attention(curves) if beside is None else beside
         self._decode: Callable[[int], Ramp] = cache(self._decodes)
         self._chunk: Callable[[int], Ramp] = cache(self._prefill)
         self._prompt: Callable[[int], int] = cache(lambda tokens: units(curves.prompt_s(tokens)))
@@ -190,9 +192,19 @@ class CurvePrices:
         """See `LatencyModel.run`. A progression for each stretch between bends."""
         decodes = shape.num_decodes
         chunks = shape.chunks
-        if chunks:
-            return self._mixed(decodes, shape.decode_context, chunks, steps)
         context = shape.decode_context
+        if chunks:
+            if steps > 1:  # the one chunk's offset advances by its length
+                chunk = chunks[0]
+                climbs = [(self._chunk(chunk.num_tokens), chunk.offset)]
+                if decodes:
+                    climbs.append((self._decode(decodes), context))
+                return _stretches(self.beside(decodes, chunk.num_tokens, 0), climbs, steps)
+            tokens = last = 0
+            for chunk in chunks:
+                tokens += chunk.num_tokens
+                last += chunk.last
+            return [Progression(1, self.beside(decodes, tokens, last) + self.attention(decodes, context, chunks), 0)]
         stretch = self._recent.get(decodes)
         if stretch is None or not stretch[0] <= context < stretch[1]:
             stretch = self._stretch(decodes, context)
@@ -205,34 +217,27 @@ class CurvePrices:
         """See `LatencyModel.stages`."""
         return only_stage(self.run(shape, 1))
 
-    def _mixed(self, decodes: int, context: int, chunks: Sequence[Chunk], steps: int) -> list[Progression]:
+    def attention(self, decodes: int, context: int, chunks: Sequence[Chunk]) -> int:
+        """What attention of one step costs, in units."""
+        price = 0
         if len(chunks) == 1:
             chunk = chunks[0]
-            tokens = chunk.num_tokens
-            price = self._beside(decodes, tokens, 1 if chunk.last else 0)
-            if steps > 1:  # the one chunk's offset advances by its length
-                climbs = [(self._chunk(tokens), chunk.offset)]
-                if decodes:
-                    climbs.append((self._decode(decodes), context))
-                return _stretches(price, climbs, steps)
             offset = chunk.offset
-            price += self._chunk(tokens).at(offset) if offset else self._prompt(tokens)
-        else:
-            price = self._several(decodes, chunks)
+            price = self._chunk(chunk.num_tokens).at(offset) if offset else self._prompt(chunk.num_tokens)
+        elif chunks:
+            price = self._several(chunks)
         if decodes:
             stretch = self._recent.get(decodes)
             if stretch is None or not stretch[0] <= context < stretch[1]:
                 stretch = self._stretch(decodes, context)
             price += stretch[2] + stretch[3] * (context - stretch[0]) // decodes
-        return [Progression(1, price, 0)]
+        return price
 
-    def _several(self, decodes: int, chunks: Sequence[Chunk]) -> int:
-        """A step of several chunks, without the attention of its decodes."""
-        tokens = rows = squares = before = most = 0
+    def _several(self, chunks: Sequence[Chunk]) -> int:
+        """Attention of several chunks."""
+        squares = before = most = 0
         for chunk in chunks:
             length = chunk.num_tokens
-            tokens += length
-            rows += chunk.last
             squares += length * length
             before += length * chunk.offset
             offset = chunk.offset
@@ -241,7 +246,7 @@ class CurvePrices:
                 most = alone
         length, offset = like(squares, before)
         together = self._chunk(length).at(offset) if offset else self._prompt(length)
-        return self._beside(decodes, tokens, rows) + max(most, together)
+        return most if most > together else together
 
     def _stretch(self, decodes: int, context: int) -> _Stretch:
         """Where the context of so many decodes is, from now on the first place to look."""
@@ -249,7 +254,7 @@ class CurvePrices:
         knots = ramp.knots
         after = bisect_right(knots, context)
         high = knots[after] if after < len(knots) else _FAR
-        stretch = (knots[after - 1], high, ramp.bases[after - 1], ramp.rises[after - 1], self._beside(decodes, 0, 0))
+        stretch = (knots[after - 1], high, ramp.bases[after - 1], ramp.rises[after - 1], self.beside(decodes, 0, 0))
         self._recent[decodes] = stretch
         return stretch
 
