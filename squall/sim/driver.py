@@ -213,12 +213,14 @@ class Driver:
                 at, priority, id, _, event = heappop(heap)
                 if last and id == CONTROLLER and (self._is_over() or self._is_in_vain(at)):
                     break
+                if priority == END:
+                    event = enders[id].end(at)
+                elif priority == WAKE:
+                    event = self._wake(id, at)
                 if event is None:
-                    event = enders[id].end(at) if priority == END else self._wake(id, at)
-                    if event is None:
-                        if messages:
-                            now = at  # the loader had something for a replica
-                        continue
+                    if messages:
+                        now = at  # the loader had something for a replica
+                    continue
                 now = at
             else:
                 break

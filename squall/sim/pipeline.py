@@ -58,11 +58,11 @@ class PipelinedEngine(Engine):
 
     def end(self, now: Nanos) -> StepsDone | LayersDone | None:
         """The batch that was issued first has passed the last stage; None where it was a batch of an engine that is no more."""
-        if not self.ends(now):
+        on_way = self._on_way
+        if not on_way or on_way[0][0] != now:
             return None
-        _, self._run = self._on_way.popleft()
-        run = self._run
-        self._group = self._groups[run.group]
+        _, self._run = on_way.popleft()
+        self._group = self._groups[self._run.group]
         self._steps = 1
         self._started_at = UNSET
         self._ends_at = now

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from heapq import merge
+from operator import attrgetter
 
 from squall.config import Config
 from squall.core.controller import Controller
@@ -177,7 +178,7 @@ def _in_vain_after(config: Config) -> Nanos:
 
 
 def _arrivals(world: World, requests: Sequence[OfferedRequest]) -> Iterator[tuple[Nanos, AnyEvent]]:
-    for request in sorted(requests, key=lambda request: request.arrived_at):
+    for request in sorted(requests, key=attrgetter("arrived_at")):
         if request.after < 0:
             yield request.arrived_at, world.arrival(request, request.arrived_at)
 

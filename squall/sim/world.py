@@ -23,6 +23,9 @@ from squall.workload.spec import OfferedRequest
 entry: Final = Struct("4q").pack
 """An entry of `Gaps`, as bytes: an array takes them three times as fast as four numbers."""
 
+NO_RUN: Final = RunSteps(-1, 0, 0, 0)
+"""What an engine has run before its first run."""
+
 UNFINISHED, COMPLETED = Outcome.UNFINISHED, Outcome.COMPLETED  # a member looked up in its class takes as long as a call
 
 
@@ -104,16 +107,8 @@ class World:
         hashes = offered.block_hashes
         if self._files_outputs:
             hashes += offered.output_hashes
-        return Arrived(
-            Request(
-                offered.id,
-                now,
-                offered.num_prompt_tokens,
-                offered.num_output_tokens,
-                block_hashes=hashes,
-                session=offered.session,
-            )
-        )
+        prompt, output = offered.num_prompt_tokens, offered.num_output_tokens
+        return Arrived(Request(offered.id, now, prompt, output, 0, hashes, offered.session))
 
     def first_token(self, request: RequestId, now: Nanos) -> int:
         """A prefill ended and yielded a token. Returns how many tokens the request has left."""
@@ -214,7 +209,7 @@ class Engine:
         self.latency = world.latency_of(replica)  # its own: it may be slower than others
         self._world = world
         self._replica = replica
-        self._run: RunSteps | None = None  # the last one
+        self._run = NO_RUN  # the last one
         self._steps = 0
         self._prices: Sequence[Progression] = ()
         self._started_at: Nanos = UNSET
@@ -224,20 +219,20 @@ class Engine:
 
     def start(self, run: RunSteps, now: Nanos) -> Nanos:
         """Begin the run; returns when it will end."""
-        world = self._world
         if run.regrouped:
             self._regroup(run)
         if run.chunks:
             self._schedule(run.chunks, now)
         steps = run.steps
         self._group = group = self._groups[run.group]
-        ends = group.ends
-        if ends and run.num_decodes:
-            left = ends[0][0] - group.steps  # until a stale entry, it may be: then two runs take the place of one
-            if left < steps:
-                steps = left if left > 0 else 1
-        if steps > world.max_steps:
-            steps = world.max_steps
+        if steps > 1:
+            ends = group.ends
+            if ends and run.num_decodes:
+                left = ends[0][0] - group.steps  # until a stale entry, it may be: then two runs take the place of one
+                if left < steps:
+                    steps = left if left > 0 else 1
+            if steps > self._world.max_steps:
+                steps = self._world.max_steps
         self._run = run
         self._steps = steps
         self._prices = prices = self.latency.run(run, steps)
@@ -271,7 +266,7 @@ class Engine:
 
     def cut(self, run: RunId, now: Nanos) -> Nanos | None:
         """End run `run` at the first boundary strictly after now. Returns when that is, or None where it changes nothing."""
-        if self._run is None or self._run.run != run or self._ends_at <= now:
+        if self._run.run != run or self._ends_at <= now:
             return None
         kept: list[Progression] = []
         steps = 0
@@ -299,7 +294,6 @@ class Engine:
         if self._ends_at != now:
             return None
         run = self._run
-        assert run is not None
         self._ends_at = UNSET
         world = self._world
         steps = self._steps
@@ -389,7 +383,7 @@ class Engine:
 
     def cut_now(self, now: Nanos) -> Nanos | None:
         """As `cut`, of whatever runs."""
-        return None if self._run is None else self.cut(self._run.run, now)
+        return self.cut(self._run.run, now)
 
     def lose(self, now: Nanos) -> tuple[RunId, int, Nanos] | None:
         """The replica dies. Steps done by now count, but for the last of a run, of whose end nobody will hear.
@@ -398,7 +392,7 @@ class Engine:
         steps of it count: how many, and when the last of them ended.
         """
         cut_off = None
-        if self._ends_at != UNSET and self._run is not None and self._steps > 1:
+        if self._ends_at != UNSET and self._steps > 1:
             kept: list[Progression] = []
             at, left = self._started_at, self._steps - 1
             for price in self._prices:
