@@ -12,7 +12,7 @@ demo: $(VENV)/.serve ## serve the embedded model, load it, simulate the same, co
 
 test: $(VENV)/.dev ## all tests; those that need the embedded model skip when it cannot be fetched
 	-$(BIN)/squall model pull smollm2
-	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile --no-loadscope-reorder
 
 check: lint types imports test ## what a change must pass
 

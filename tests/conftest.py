@@ -5,12 +5,43 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+from squall.cores import num_cores
+
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 settings.load_profile("untimed")
 
 ROOT = Path(__file__).resolve().parents[1]
+
+LONGEST = (
+    "live/engine/test_smollm2.py",
+    "live/test_weights_between_workers.py",
+    "live/test_parallel_moves.py",
+    "sim/test_chaos.py",
+    "twin/test_demo.py",
+    "live/engine/test_weights_between_processes.py",
+    "sim/test_equivalence.py",
+    "search/test_pool.py",
+    "test_cli.py",
+    "live/test_host_launch.py",
+    "search/test_command.py",
+    "fault/test_elastic_serve.py",
+    "fault/test_head_returns.py",
+    "live/engine/test_parallel.py",
+)
+"""The files that take longest, in order. They are begun first: one that began last would be waited for by all other processes."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Of `-n auto`. Many tests wait for processes, links and clocks more than they compute."""
+    return -(-3 * num_cores() // 2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {ROOT / "tests" / name: at for at, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 def pytest_sessionstart() -> None:

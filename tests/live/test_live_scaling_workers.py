@@ -82,7 +82,6 @@ async def test_tokens_are_those_of_one_replica(model: Path, tmp_path: Path, alon
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("end", ["source", "target", "neither"])
 async def test_either_end_may_be_killed(model: Path, tmp_path: Path, alone: list[list[int]], apart: bool, end: str) -> None:

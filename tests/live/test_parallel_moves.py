@@ -19,7 +19,6 @@ from tests.live.test_weights_between_workers import replayed, said_alone
 from tests.processes import children
 
 TWO = "replica.tp=2"
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

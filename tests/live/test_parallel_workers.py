@@ -32,7 +32,6 @@ def kill_a_rank(fleet: Fleet, replica: int) -> None:
     os.kill(rank, signal.SIGKILL)
 
 
-@pytest.mark.timeout(240)
 async def test_two_ranks_say_what_one_says_pass_their_shards_on_and_end_together(model: Path, tmp_path: Path) -> None:
     async with serving(model, tmp_path / "one", most=1) as fleet:
         alone = await fleet.answers(8)
@@ -66,7 +65,6 @@ async def test_each_rank_gets_its_shard_from_a_copy_of_its_own(model: Path, tmp_
         assert await fleet.answers(8) == alone
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=SLOW), 1, pytest.param(2, marks=SLOW)])
 async def test_a_rank_may_be_killed_while_shards_move_and_the_others_go_on_from_where_they_were(
     model: Path, tmp_path: Path, victim: int

@@ -51,7 +51,6 @@ def resident(pid: int | None) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("RssShmem:")) * 1024
 
 
-@pytest.mark.timeout(240)
 async def test_a_warm_process_is_taken_and_kept_without_its_weights(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "tiny")
     size = sum(path.stat().st_size for path in model.glob("*.safetensors"))
@@ -81,7 +80,6 @@ async def test_a_warm_process_is_taken_and_kept_without_its_weights(tmp_path: Pa
         await asyncio.sleep(0)
 
 
-@pytest.mark.timeout(240)
 async def test_a_process_that_is_not_wanted_any_more_while_weights_come_keeps_none_of_them(tmp_path: Path) -> None:
     """The link is slow: eight megabytes take two seconds."""
     async with serving(write_checkpoint(tmp_path / "tiny"), tmp_path / "run", "serve.link_gbps=0.03", "launcher.warm=2") as fleet:

@@ -31,7 +31,7 @@ from tests.live.forked import forking
 from tests.live.transport.conftest import NIXL
 from tests.processes import host_copies
 
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0
 PROMPTS = [tuple(range(start, start + 12)) for start in range(10, 250, 12)]
 
 

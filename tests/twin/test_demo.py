@@ -107,14 +107,13 @@ def test_a_server_that_does_not_come_up_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.timeout(300)
 def test_the_demo_measures_serves_and_simulates_the_same_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         find("smollm2")
     except ModelError:
         pytest.skip("the embedded model is not on disk: squall model pull smollm2")
     lines: list[str] = []
-    demo(tmp_path / "demo", 0, lines.append, profile_s=10.0, load_s=5.0)
+    demo(tmp_path / "demo", 0, lines.append, profile_s=4.0, load_s=8.0)  # somebody comes, however slow we are
     live, simulated = read_run(tmp_path / "demo" / "live"), read_run(tmp_path / "demo" / "simulated")
     assert (live.summary.world, simulated.summary.world) == ("real", "simulated")
     assert live.summary.completed == live.summary.requests == simulated.summary.completed > 0

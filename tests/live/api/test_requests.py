@@ -253,7 +253,7 @@ messages = st.lists(
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(body=bodies, messages=st.none() | messages, valid=st.booleans())
 async def test_no_field_makes_a_500(path: str, app: Any, body: dict[str, Any], messages: Any, valid: bool) -> None:
     base: dict[str, Any] = {"model": "small", "prompt": "hi", "max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}
@@ -269,7 +269,7 @@ async def test_no_field_makes_a_500(path: str, app: Any, body: dict[str, Any], m
         assert len(error["message"]) < 2000
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(body=st.binary(max_size=200))
 async def test_no_bytes_make_a_500(app: Any, body: bytes) -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://squall") as client:

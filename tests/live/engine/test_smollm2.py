@@ -19,7 +19,7 @@ from squall.live.engine.interface import Job, Sampling, TokenOut
 from squall.live.engine.tokenizer import HfTokenizer
 from squall.live.engine.torch_engine import TorchEngine
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(300), pytest.mark.filterwarnings("default:.* tie:UserWarning")]
+pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("default:.* tie:UserWarning")]
 
 LENGTHS = (1, 2, 3, 5, 8, 15, 16, 17, 30, 31, 32, 48, 63, 64, 77, 110, 128, 200, 400, 1500)
 NUM_TOKENS = 6

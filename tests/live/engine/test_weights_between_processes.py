@@ -20,21 +20,25 @@ from squall.live.engine.tokenizer import ByteTokenizer
 from squall.live.engine.torch_engine import TorchEngine
 from squall.live.transport.endpoint import Endpoint
 from squall.live.transport.fetch import Source
+from tests.live.forked import Forked
 
 PROMPT = tuple(range(40, 60))
 
 
 @contextmanager
-def process(name: str, folder: Path, gbps: float, kind: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, str(Path(__file__).with_name("weights_peer.py")), name, str(folder), str(gbps), kind]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
+def process(name: str, folder: Path, gbps: float, kind: str) -> Iterator[Forked]:
+    command = [sys.executable, "-m", "tests.live.engine.weights_peer", name, str(folder), str(gbps), kind]
+    peer = Forked(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert peer.stdin is not None
+    assert peer.stdout is not None
+    with peer.stdin, peer.stdout:
         try:
             yield peer
         finally:
             peer.kill()
 
 
-def addresses(peer: subprocess.Popen[str]) -> list[str]:
+def addresses(peer: Forked) -> list[str]:
     assert peer.stdout is not None
     return json.loads(peer.stdout.readline())  # type: ignore[no-any-return]
 
@@ -52,7 +56,7 @@ def pass_through(folder: Path, backend: int, gbps: float, kill: tuple[str, ...],
     with process("source", folder, gbps, "disk") as source, process("middle", folder, gbps, "peer") as middle:
         first, second = addresses(source), addresses(middle)
         assert middle.stdin is not None
-        middle.stdin.write(json.dumps([first[backend]]) + "\n")
+        middle.stdin.write(json.dumps([first[backend]]).encode() + b"\n")
         middle.stdin.flush()
 
         def die() -> None:

@@ -1,4 +1,4 @@
-"""A worker's weights in a process of its own: `python weights_peer.py NAME CHECKPOINT GBPS disk|peer`.
+"""A worker's weights in a process of its own: `python -m tests.live.engine.weights_peer NAME CHECKPOINT GBPS disk|peer`.
 
 Prints its addresses, with `peer` reads its sources (JSON) from standard input first, and serves until its input ends.
 """
