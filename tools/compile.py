@@ -45,6 +45,7 @@ HOT = (
     "squall/perf/prices",
     "squall/perf/progressions",
     "squall/sim/driver",
+    "squall/sim/engine",
     "squall/sim/handoff",
     "squall/sim/layers",
     "squall/sim/pipeline",

@@ -38,11 +38,12 @@ from squall.core.actions import (
 from squall.core.events import AnyEvent, Cancelled, Rejection, Submitted, Woke
 from squall.core.machine import Machine
 from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, ReplicaId, RunId
+from squall.sim.engine import Engine
 from squall.sim.layers import LayeredEngine
 from squall.sim.loading import Loader
 from squall.sim.pipeline import PipelinedEngine
 from squall.sim.slowed import Slowed
-from squall.sim.world import Engine, World
+from squall.sim.world import World
 
 EventLog = Callable[[Nanos, MachineId, AnyEvent, Sequence[AnyAction]], None]
 """Called after every event with what it led to, before the actions are performed."""

@@ -11,7 +11,8 @@ from squall.core.metrics import UNSET
 from squall.core.types import Nanos, ReplicaId, RequestId, RunId
 from squall.perf.latency import LatencyModel
 from squall.perf.layer_range import LayerPrices
-from squall.sim.world import Engine, World
+from squall.sim.engine import Engine
+from squall.sim.world import World
 
 
 class LayeredEngine(Engine):

@@ -11,7 +11,8 @@ from squall.core.events import LayersDone, StepsDone
 from squall.core.metrics import UNSET
 from squall.core.types import Nanos, ReplicaId, RunId
 from squall.errors import ConfigError
-from squall.sim.world import DecodeClock, Engine, World
+from squall.sim.engine import DecodeClock, Engine
+from squall.sim.world import World
 
 
 class PipelinedEngine(Engine):
