@@ -25,8 +25,6 @@ from typing import Any
 
 import grpc
 import msgspec
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]  # the stubs leave it out
 
 from squall import config as configuration
 from squall.config import Config
@@ -37,7 +35,8 @@ from squall.live.host import Host
 from squall.live.hosts import host_maker
 from squall.live.loop import run
 from squall.live.rpc.generated import squall_pb2 as pb
-from squall.live.rpc.service import OPTIONS, SERVICE, answers, handler, introduce
+from squall.live.rpc.health import Health
+from squall.live.rpc.service import OPTIONS, Door, handler
 from squall.live.served import served_model
 from squall.live.session import Session
 from squall.live.transport.segment import HostCopies
@@ -71,11 +70,11 @@ class Worker:
 
     def __init__(self, hosts: Sequence[Host], token: str, drain_timeout_s: float, grace_s: float) -> None:
         self.orphaned = False
-        self._token = token
+        self._door = Door(token)
         self._hosts = {host.replica: host for host in hosts}
         self._drain_timeout_s = drain_timeout_s
         self.grace_s = grace_s
-        self._health = health.HealthServicer()
+        self._health = Health()
         self._end = asyncio.Event()
         self._at_once = False
 
@@ -85,8 +84,7 @@ class Worker:
         Raises ConfigError when it cannot listen there.
         """
         server = grpc.aio.server(options=OPTIONS)
-        server.add_generic_rpc_handlers((handler(self._session),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        server.add_generic_rpc_handlers((handler(self._session), self._health.handler))
         try:
             port = server.add_insecure_port(listen)
         except RuntimeError:
@@ -94,12 +92,12 @@ class Worker:
         for host in self._hosts.values():
             host.thread.start()
         await server.start()
-        await self._say(health_pb2.HealthCheckResponse.SERVING)
+        self._health.set(serves=True)
         listening(f"{listen.rpartition(':')[0]}:{port}")
         watch = asyncio.create_task(self._watch())
         await self._end.wait()
         watch.cancel()
-        await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._health.set(serves=False)
         await self._finish_requests()
         for host in self._hosts.values():
             if host.session is not None:
@@ -118,6 +116,8 @@ class Worker:
         return any(host.failed for host in self._hosts.values())
 
     async def _session(self, requests: AsyncIterator[pb.ToReplica], context: Context) -> None:
+        if not await self._door.admits(context):
+            return
         host, settled = await self._host_of(requests, context)
         outbox: asyncio.Queue[pb.FromReplica | None] = asyncio.Queue()
         session = Session(host, outbox.put_nowait, settled=settled)
@@ -139,13 +139,10 @@ class Worker:
 
     async def _host_of(self, requests: AsyncIterator[pb.ToReplica], context: Context) -> tuple[Host, bool]:
         """The replica that the first message opens, and whether it counts as settled; otherwise the call is aborted."""
-        nonce = await introduce(context, self._token)
         first = await self._first(requests)
         if first is None or not first.HasField("open"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message of a session must be open")
         assert first is not None
-        if not answers(first.open.proof, self._token, nonce):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "only a head that knows this fleet's token gets a session here")
         host = self._hosts.get(first.open.replica)
         if host is None:
             known = ", ".join(map(str, self._hosts))
@@ -156,7 +153,7 @@ class Worker:
         return host, first.open.settled
 
     async def _first(self, requests: AsyncIterator[pb.ToReplica]) -> pb.ToReplica | None:
-        """None where none comes in time: a stranger who says nothing must not stay, nor hold up our end."""
+        """None where none comes in time: a head that says nothing must not stay, nor hold up our end."""
         first, end = asyncio.ensure_future(anext(aiter(requests), None)), asyncio.create_task(self._end.wait())
         try:
             await asyncio.wait({first, end}, timeout=OPEN_S, return_when=asyncio.FIRST_COMPLETED)
@@ -164,10 +161,6 @@ class Worker:
         finally:
             first.cancel()
             end.cancel()
-
-    async def _say(self, status: int) -> None:
-        for service in ("", SERVICE):
-            await self._health.set(service, status)
 
     async def _watch(self) -> None:
         """End when no head has wanted us for too long."""

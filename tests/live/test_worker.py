@@ -1,6 +1,7 @@
 """A worker, as its head sees it."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -31,10 +32,12 @@ from squall.live.activations import ActivationsOffer
 from squall.live.engine.emulated import EmulatedEngine
 from squall.live.engine.interface import Job, RunEnded, Sampling, TokenOut
 from squall.live.host import Host
+from squall.live.rpc import convert
 from squall.live.rpc.client import ReplicaClient
 from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.rpc.generated import squall_pb2 as pb
-from squall.live.rpc.service import SERVICE, Introduction, session_of
+from squall.live.rpc.service import HEAD, MAX_ASKED, MAX_MESSAGE, NONCE, PROOF, SERVICE, Door, introduce, session_of
+from squall.live.transport.frames import proof
 from squall.live.transport.kv import KvOffer
 from squall.live.worker import _replicas
 from tests.live.conftest import TOKEN
@@ -307,7 +310,7 @@ async def test_nonsense_ends_the_session_with_a_reason(
 
 async def test_a_session_begins_with_its_replica(serving: Any, make_host: Any) -> None:
     async with serving([make_host()]) as (_, address), grpc.aio.insecure_channel(address) as channel:
-        call = session_of(channel)(None)
+        call = session_of(channel)(None, metadata=await introduce(channel, TOKEN))
         await call.write(pb.ToReplica(action=pb.Action(cut=pb.Cut(run=1))))
         with pytest.raises(grpc.aio.AioRpcError, match="the first message of a session must be open"):
             await call.read()
@@ -316,15 +319,15 @@ async def test_a_session_begins_with_its_replica(serving: Any, make_host: Any) -
 async def test_a_head_that_does_not_know_the_token_gets_no_session(serving: Any, make_host: Any) -> None:
     host = make_host()
     async with serving([host]) as (_, address):
-        introduction = Introduction("a guess")
         async with grpc.aio.insecure_channel(address) as channel:
-            call = session_of(channel)(None, metadata=introduction.metadata)
             with pytest.raises(PeerLost, match="does not know the token"):  # an honest head goes away here
-                await introduction.answer(call)
-            await call.write(pb.ToReplica(open=pb.Open(replica=0, proof=b"a guess")))
-            with pytest.raises(grpc.aio.AioRpcError, match="only a head that knows this fleet's token") as refused:
-                await call.read()
-            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+                await introduce(channel, "a guess")
+            asked = dict(await session_of(channel)(None, metadata=((NONCE, b"any"),)).trailing_metadata())[NONCE]
+            for guess in (b"a guess", proof("a guess", HEAD, asked), b""):
+                call = session_of(channel)(None, metadata=((NONCE, asked), (PROOF, guess)))
+                with pytest.raises(grpc.aio.AioRpcError, match="only a head that knows this fleet's token") as refused:
+                    await call.read()
+                assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert host.session is None
         async with talking(address) as talk:
             await talk.bring_up()
@@ -337,20 +340,59 @@ async def test_a_worker_that_does_not_know_the_token_gets_no_request(serving: An
 
 async def test_a_proof_that_was_overheard_opens_nothing(serving: Any, make_host: Any) -> None:
     async with serving([make_host()]) as (_, address), grpc.aio.insecure_channel(address) as channel:
-        introduction = Introduction(TOKEN)
-        overheard = await introduction.answer(session_of(channel)(None, metadata=introduction.metadata))
-        call = session_of(channel)(None, metadata=introduction.metadata)
-        await call.write(pb.ToReplica(open=pb.Open(replica=0, proof=overheard)))
-        with pytest.raises(grpc.aio.AioRpcError, match="only a head that knows this fleet's token"):
-            await call.read()
+        overheard = await introduce(channel, TOKEN)
+        for replica, said in ((7, "replica 7 is not here"), (0, "only a head that knows this fleet's token")):
+            call = session_of(channel)(None, metadata=overheard)
+            await call.write(pb.ToReplica(open=pb.Open(replica=replica)))
+            with pytest.raises(grpc.aio.AioRpcError, match=said):
+                await call.read()
+
+
+TOO_LARGE = "x" * (MAX_MESSAGE + 1)
+"""Whoever read it would refuse it for its size."""
+
+
+@pytest.mark.parametrize(
+    ("metadata", "code"),
+    [
+        ((), grpc.StatusCode.OK),  # and is told what to prove
+        (((NONCE, b"any"),), grpc.StatusCode.OK),
+        (((NONCE, b"any"), (PROOF, b"any")), grpc.StatusCode.UNAUTHENTICATED),
+    ],
+)
+async def test_of_a_stranger_nothing_is_read(
+    metadata: tuple[tuple[str, bytes], ...], code: grpc.StatusCode, serving: Any, make_host: Any
+) -> None:
+    async with serving([make_host()]) as (_, address), grpc.aio.insecure_channel(address) as channel:
+        call = session_of(channel)(None, metadata=metadata)
+        job = Job(1, (), Sampling(max_tokens=1, stop=(TOO_LARGE,)))
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # over, before it was taken
+            await call.write(pb.ToReplica(job=convert.to_message(job)))
+        assert await call.code() is code
+
+
+def test_only_so_many_may_be_about_to_prove_themselves() -> None:
+    door = Door(TOKEN)
+    first, *others = (door._ask() for _ in range(MAX_ASKED + 1))
+    assert list(door._asked) == others
+    assert first not in others
 
 
 async def test_the_standard_health_service_answers(make_host: Any, serving: Any) -> None:
     async with serving([make_host()]) as (_, address), grpc.aio.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
-        for service in ("", SERVICE):
+        for service in ("", SERVICE, TOO_LARGE):  # of which nothing is read
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_whoever_watches_the_health_of_a_worker_sees_its_end(make_host: Any, serving: Any) -> None:
+    async with serving([make_host()]) as (worker, address), grpc.aio.insecure_channel(address) as channel:
+        watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        seen = [(await watching.read()).status]
+        worker.end()
+        seen.append((await watching.read()).status)
+        assert seen == [health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING]
 
 
 async def test_a_silent_worker_counts_as_lost() -> None:
@@ -375,13 +417,14 @@ def test_replicas_are_given_as_ranges(text: str, ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("ends", ["patience", "worker"])
-async def test_whoever_never_says_who_they_are_is_sent_away(
+async def test_a_head_that_opens_no_session_is_sent_away(
     ends: str, make_host: Any, serving: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("squall.live.worker.OPEN_S", 0.05 if ends == "patience" else 60.0)
     async with serving([make_host()]) as (worker, address), grpc.aio.insecure_channel(address) as channel:
-        call = session_of(channel)(None, metadata=Introduction(TOKEN).metadata)
-        await call.initial_metadata()
+        call = session_of(channel)(None, metadata=await introduce(channel, TOKEN))
+        while worker._door._asked:  # until it waits for what the call opens
+            await asyncio.sleep(0.01)
         if ends == "worker":
             worker.end()
         assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT

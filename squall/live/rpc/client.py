@@ -22,7 +22,7 @@ from squall.live.engine.interface import Job, TokenOut
 from squall.live.rpc import convert
 from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.rpc.generated import squall_pb2 as pb
-from squall.live.rpc.service import OPTIONS, Introduction, session_of
+from squall.live.rpc.service import OPTIONS, introduce, session_of
 from squall.live.transport.kv import KvOffer
 from squall.live.vigil import Vigil
 
@@ -86,22 +86,27 @@ class ReplicaClient:
         loop = asyncio.get_running_loop()
         self._vigil.heard()
         async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
-            introduction = Introduction(self._token)
-            call = session_of(channel)(None, wait_for_ready=True, metadata=introduction.metadata)
-            tasks = [loop.create_task(part) for part in (self._write(call, introduction), self._read(call), self._watch())]
+            tasks = [loop.create_task(part) for part in (self._talk(channel), self._watch())]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 self.was_stopped = self._vigil.stood_still
                 return _why(done)
             finally:
-                call.cancel()
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await _end(tasks)
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[pb.ToReplica, pb.FromReplica], introduction: Introduction) -> str:
-        proof = await introduction.answer(call)
-        await call.write(pb.ToReplica(open=pb.Open(replica=self.replica, settled=self._settled, proof=proof)))
+    async def _talk(self, channel: grpc.aio.Channel) -> str:
+        loop = asyncio.get_running_loop()
+        call = session_of(channel)(None, metadata=await introduce(channel, self._token))
+        tasks = [loop.create_task(part) for part in (self._write(call), self._read(call))]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return _why(done)
+        finally:
+            call.cancel()
+            await _end(tasks)
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[pb.ToReplica, pb.FromReplica]) -> str:
+        await call.write(pb.ToReplica(open=pb.Open(replica=self.replica, settled=self._settled)))
         while True:
             await call.write(await self._outbox.get())
 
@@ -135,6 +140,12 @@ class ReplicaClient:
     async def _watch(self) -> str:
         await self._vigil.over()
         return f"no sign of life for {self._silence_s:g} s"
+
+
+async def _end(tasks: Sequence[asyncio.Task[str]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _why(done: set[asyncio.Task[str]]) -> str:

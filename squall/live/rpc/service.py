@@ -35,6 +35,9 @@ NONCE, PROOF = "squall-nonce-bin", "squall-proof-bin"
 HEAD, WORKER = "head", "worker"
 """The two sides of a proof."""
 
+MAX_ASKED = 1024
+"""Heads that may be about to prove themselves at a time."""
+
 Session = Callable[[AsyncIterator[pb.ToReplica], "grpc.aio.ServicerContext[pb.ToReplica, pb.FromReplica]"], Awaitable[None]]
 
 
@@ -55,40 +58,54 @@ def session_of(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamMultiCallable[
     )
 
 
-# -- both ends prove that they know the fleet's token (see `Open` in squall.proto)
+# -- both ends prove that they know the fleet's token (see `Session` in squall.proto)
+
+Metadata = tuple[tuple[str, bytes], ...]
 
 
-class Introduction:
-    """The head's side of one call.
+async def introduce(channel: grpc.aio.Channel, token: str) -> Metadata:
+    """The head's side: what opens a session, once. Raises PeerLost where no worker of this fleet listens there."""
+    ours = nonce()
+    call = session_of(channel)(None, wait_for_ready=True, metadata=((NONCE, ours),))
+    try:
+        said, code = dict(await call.trailing_metadata() or ()), await call.code()
+        if code is not grpc.StatusCode.OK:
+            raise PeerLost(f"{code.name.lower().replace('_', ' ')}: {await call.details()}")
+    finally:
+        call.cancel()
+    if not proves(bytes(said.get(PROOF, b"")), token, WORKER, ours):
+        raise PeerLost("what listens there is no worker of this fleet: it does not know the token")
+    asked = bytes(said.get(NONCE, b""))
+    return ((NONCE, asked), (PROOF, proof(token, HEAD, asked)))
+
+
+class Door:
+    """The worker's side: nothing that a call brings is read, however large, before its metadata proves that it is a head's.
 
     Args:
         token: what all workers of the fleet know.
-
-    Attributes:
-        metadata: of the call.
     """
 
     def __init__(self, token: str) -> None:
         self._token = token
-        self._nonce = nonce()
-        self.metadata = ((NONCE, self._nonce),)
+        self._asked: dict[bytes, None] = {}  # what nobody has answered yet, oldest first
 
-    async def answer(self, call: grpc.aio.StreamStreamCall[pb.ToReplica, pb.FromReplica]) -> bytes:
-        """Our proof, once the worker has given its own. Raises PeerLost where it cannot."""
-        said = dict(await call.initial_metadata() or ())
-        if not proves(bytes(said.get(PROOF, b"")), self._token, WORKER, self._nonce):
-            raise PeerLost("what listens there is no worker of this fleet: it does not know the token")
-        return proof(self._token, HEAD, bytes(said.get(NONCE, b"")))
+    async def admits(self, context: grpc.aio.ServicerContext[pb.ToReplica, pb.FromReplica]) -> bool:
+        """Whether the call goes on. One without a proof is told what to prove, once; a wrong one is aborted."""
+        said = dict(context.invocation_metadata() or ())
+        theirs = bytes(said.get(NONCE, b""))
+        if PROOF not in said:
+            context.set_trailing_metadata(((NONCE, self._ask()), (PROOF, proof(self._token, WORKER, theirs))))
+            return False
+        known = theirs in self._asked
+        self._asked.pop(theirs, None)
+        if not (known and proves(bytes(said[PROOF]), self._token, HEAD, theirs)):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "only a head that knows this fleet's token gets a session here")
+        return True
 
-
-async def introduce(context: grpc.aio.ServicerContext[pb.ToReplica, pb.FromReplica], token: str) -> bytes:
-    """The worker's side: prove ourselves; returns the nonce that `Open` has to answer."""
-    asked = dict(context.invocation_metadata() or ()).get(NONCE, b"")
-    ours = nonce()
-    await context.send_initial_metadata(((NONCE, ours), (PROOF, proof(token, WORKER, bytes(asked)))))
-    return ours
-
-
-def answers(given: bytes, token: str, ours: bytes) -> bool:
-    """Whether `Open` proved that it knows the token."""
-    return proves(given, token, HEAD, ours)
+    def _ask(self) -> bytes:
+        while len(self._asked) >= MAX_ASKED:
+            del self._asked[next(iter(self._asked))]
+        ours = nonce()
+        self._asked[ours] = None
+        return ours

@@ -207,7 +207,7 @@ class Endpoint:
         """Raises PeerRefused for a stranger, who has been told so."""
         nonce = frames.nonce()
         frames.send(sock, frames.Challenge(nonce, self.node))
-        hello = frames.receive(sock)
+        hello = frames.receive(sock, frames.MAX_GREETING)
         if not isinstance(hello, frames.Hello):
             raise frames.MalformedFrame(f"begins with {type(hello).__name__}")
         if not frames.proves(hello.proof, self._token, "client", nonce):

@@ -33,6 +33,9 @@ VERSION = 2
 MAX_MESSAGE = 8 << 20
 """Bytes of a message; the longest list KV blocks."""
 
+MAX_GREETING = 4096
+"""Bytes of one from whoever has not proved anything yet."""
+
 _MAGIC = b"SQ"
 _HEADER = struct.Struct(">2sBBQ")
 _MESSAGE, _DATA = 0, 1
@@ -202,14 +205,14 @@ def _all(sock: socket.socket, views: list[memoryview], piece: list[memoryview]) 
 # -- receiving
 
 
-def receive(sock: socket.socket) -> AnyMessage:
-    """The next message.
+def receive(sock: socket.socket, most: int = MAX_MESSAGE) -> AnyMessage:
+    """The next message, of `most` bytes.
 
     Raises:
         MalformedFrame: it is none. PeerLost: the connection has ended.
         OSError: TimeoutError above all.
     """
-    return _message(sock, _exactly(sock, _HEADER.size))
+    return _message(sock, _exactly(sock, _HEADER.size), most)
 
 
 def receive_with_fd(sock: socket.socket) -> tuple[AnyMessage, int | None]:
@@ -245,9 +248,9 @@ def receive_data(sock: socket.socket, views: Sequence[memoryview]) -> Message | 
     return None
 
 
-def _message(sock: socket.socket, header: bytes) -> AnyMessage:
+def _message(sock: socket.socket, header: bytes, most: int = MAX_MESSAGE) -> AnyMessage:
     kind, length = _parse(header)
-    if kind != _MESSAGE or length > MAX_MESSAGE:
+    if kind != _MESSAGE or length > most:
         raise MalformedFrame(f"the peer sends a frame of kind {kind} and {length} bytes where a message was due")
     try:
         return _decoder.decode(_exactly(sock, length))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from squall.errors import ConfigError, PeerLost, PeerRefused
 from squall.live.transport.endpoint import MAX_PEERS
-from squall.live.transport.frames import VERSION, Challenge, receive
+from squall.live.transport.frames import MAX_GREETING, VERSION, Challenge, receive
 from squall.live.transport.interface import Link
 from squall.live.transport.memory import SharedMemory
 from squall.live.transport.region import Region
@@ -128,11 +128,12 @@ def test_bytes_that_are_no_frame_end_the_connection_and_nothing_else(garbage: by
         server.close()
 
 
-def test_a_length_that_nobody_can_mean_is_refused_unread(node: Node) -> None:
+@pytest.mark.parametrize("length", [2**60, MAX_GREETING + 1])
+def test_a_length_that_no_stranger_can_mean_is_refused_unread(length: int, node: Node) -> None:
     server = node("server")
     with raw(server.addresses[-1]) as sock:
         receive(sock)
-        sock.sendall(b"SQ" + bytes([VERSION, 0]) + (2**60).to_bytes(8, "big"))
+        sock.sendall(b"SQ" + bytes([VERSION, 0]) + length.to_bytes(8, "big"))
         assert has_ended(sock)
 
 

@@ -53,14 +53,12 @@ class ToReplica(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., kv_offer: _Optional[_Union[KvOffer, _Mapping]] = ..., activations_offer: _Optional[_Union[ActivationsOffer, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("replica", "settled", "proof")
+    __slots__ = ("replica", "settled")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     SETTLED_FIELD_NUMBER: _ClassVar[int]
-    PROOF_FIELD_NUMBER: _ClassVar[int]
     replica: int
     settled: bool
-    proof: bytes
-    def __init__(self, replica: _Optional[int] = ..., settled: bool = ..., proof: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, replica: _Optional[int] = ..., settled: bool = ...) -> None: ...
 
 class Peer(_message.Message):
     __slots__ = ("replica", "addresses")
