@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
@@ -22,11 +22,11 @@ from squall.config import Config
 from squall.core.fleet_plan import FleetPlan, Share
 from squall.core.types import ReplicaId
 from squall.errors import ConfigError, ModelError, SquallError
-from squall.eventlog import EventLog, open_log, write_merged
 from squall.launch_tables import Launcher
 from squall.live.descriptors import allow_files
 from squall.live.estate import Estate
 from squall.live.fitness import crowded, refuse_simulated, refuse_unfit, refuse_untraceable
+from squall.live.folder import Say, make_folder, merge_logs, open_head_log
 from squall.live.launch import FleetLauncher, LocalLauncher, Place
 from squall.live.loop import run
 from squall.live.plan import served_plan, shared_plan
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     from squall.live.head import Head
     from squall.live.host_launch import HostsLauncher
-
-Say = Callable[[str], None]
 
 LOCAL: Final = Launcher()
 BACKLOG = 2048
@@ -113,7 +111,7 @@ def _fleet(config: Config, directory: Path, share: Share | None = None, begin: S
 def _run(fleets: Sequence[Fleet], say: Say, began: float) -> None:
     for fleet in fleets:
         if (warning := crowded(fleet.config)) is not None:
-            say(warning)
+            (say if len(fleets) == 1 else _saying(fleet.model.names[0], say))(warning)
     with contextlib.ExitStack() as held:
         first = fleets[0].config.serve
         listener = held.enter_context(contextlib.closing(_listen(first.host, first.port)))
@@ -133,7 +131,7 @@ def _launched(fleet: Fleet, say: Say) -> Iterator[Launched]:
         left = left_to(config, say)
         if left is not None:
             held.enter_context(left)
-        logs = _make(directory, config)
+        logs = make_folder(directory, config)
         try:
             launcher = _launcher(config, directory, logs, fleet.plan, say, left)
         except SquallError:
@@ -146,7 +144,7 @@ def _launched(fleet: Fleet, say: Say) -> Iterator[Launched]:
             launcher.kill_all()
             HostCopies().sweep(unused=True)
             if config.serve.event_log:
-                _merge_logs(logs, directory / "events.jsonl.zst", say)
+                merge_logs(logs, directory / "events.jsonl.zst", say)
 
 
 def _check_shareable(first: Config, config: Config, file: str, other: str) -> None:
@@ -169,35 +167,6 @@ def _check_served_names(fleets: Sequence[Fleet], files: Sequence[str]) -> None:
         for name in fleet.model.names:
             if (other := seen.setdefault(name, file)) != file:
                 raise ConfigError(f"{other} and {file} both serve {name!r}; give one of them another model.served_as")
-
-
-def _make(directory: Path, config: Config) -> Path:
-    """The run directory, with what workers need to start. Returns the folder of their logs; leaves nothing where it cannot."""
-    logs = directory / "logs"
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        directory.mkdir()
-    except OSError as error:
-        raise ConfigError(f"cannot make the run directory {directory}: {error.strerror}") from None
-    try:
-        logs.mkdir()
-        (directory / "config.toml").write_text(configuration.dumps(config), encoding="utf-8")
-    except OSError as error:
-        shutil.rmtree(directory, ignore_errors=True)
-        raise ConfigError(f"cannot write into the run directory {directory}: {error.strerror}") from None
-    return logs
-
-
-def _merge_logs(logs: Path, target: Path, say: Say) -> None:
-    """The logs of head and workers become one; their parts are not needed any more then."""
-    parts = sorted(logs.glob("events-*.jsonl.zst"))
-    try:
-        write_merged(parts, target)
-    except (OSError, SquallError) as error:
-        say(f"the event logs stay in {logs}, as they cannot be merged: {error}")
-        return
-    for part in parts:
-        part.unlink()
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -290,7 +259,7 @@ async def _serve(fleets: Sequence[Fleet], launched: Sequence[Launched], listener
         from squall.live.tracing import open_tracer
 
         tracer = open_tracer(config.serve.otlp_endpoint, say)
-    logs = [_open_log(fleet.config, folder, say) for fleet, (_, folder) in zip(fleets, launched, strict=True)]
+    logs = [open_head_log(fleet.config, folder, say) for fleet, (_, folder) in zip(fleets, launched, strict=True)]
     heads = []
     for fleet, (launcher, _), log in zip(fleets, launched, logs, strict=True):
         model, about = fleet.model, say if len(fleets) == 1 else _saying(fleet.model.names[0], say)
@@ -333,12 +302,6 @@ async def _serve(fleets: Sequence[Fleet], launched: Sequence[Launched], listener
         for log in logs:
             if log is not None:
                 log.close()
-
-
-def _open_log(config: Config, folder: Path, say: Say) -> EventLog | None:
-    if not config.serve.event_log:
-        return None
-    return open_log(folder / "events-head.jsonl.zst", given_up=lambda error: say(f"the event log ends here: {error.strerror}"))
 
 
 def _saying(model: str, say: Say) -> Say:
