@@ -18,6 +18,10 @@ def finite(value: float) -> float:
     return value
 
 
+Settings = Annotated[
+    list[str] | None, option("Override any key, such as fleet.replicas=4; may be repeated.", "--set", metavar="KEY=VALUE")
+]
+
 ConfigFile = Annotated[
     Path | None, typer.Argument(metavar="CONFIG", help="A TOML file; all defaults without one.", show_default=False)
 ]

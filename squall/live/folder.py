@@ -1,4 +1,4 @@
-"""The run directory of a fleet that is served: made, with what workers read, before anything starts; and the logs of all processes.
+"""The run directory of a fleet that is served: made before anything starts, with what workers read; the logs of all processes.
 
 Knows files, and nothing of what runs.
 """
