@@ -66,7 +66,7 @@ class _Lane:
         self.peer = self.address
         self.link: Link | None = None
         self.asked: deque[int] = deque()
-        self.path: tuple[str, ...] = ()
+        self.path: tuple[str, ...] | None = None  # of nodes that its oldest chunk waits for; None: it comes
         self.turns = 0
         self.num_bytes = 0
         self.reason: str | None = None  # why it is of no more use
@@ -209,7 +209,7 @@ class Fetch:
         for chunk in lane.asked:
             self._owner.pop(chunk, None)
         lane.asked.clear()
-        lane.path, lane.turns = (), 0
+        lane.path, lane.turns = None, 0
         self._changed.notify_all()
 
     def _end_lane(self, lane: _Lane, reason: str) -> None:
@@ -241,9 +241,19 @@ class Fetch:
         self._changed.notify_all()
 
     def _upstream(self, chunk: int) -> tuple[str, ...]:
+        """Whom a chunk waits for; one that nobody was asked for yet, once all who may give it wait: whom they have in common."""
         with self._changed:
-            lane = self._owner.get(chunk)
-            return () if lane is None else (lane.peer, *lane.path)
+            owner = None if chunk in self._orphans else self._owner.get(chunk)
+            able = [lane for lane in self._lanes if self._may_give(lane, chunk)] if owner is None else [owner]
+            if not able or (owner is None and any(lane.path is None for lane in able)):
+                return ()
+            first, *others = [(lane.peer, *(lane.path or ())) for lane in able]
+            return tuple(node for node in first if all(node in path for path in others))
+
+    def _may_give(self, lane: _Lane, chunk: int) -> bool:
+        if chunk in self._orphans:
+            return lane.reason is None and lane not in self._barred.get(chunk, ())
+        return self._serves(lane, chunk % self._stripes)
 
     def _hang_up(self) -> None:
         with self._changed:
@@ -333,7 +343,7 @@ class Fetch:
             return
         with self._changed:
             lane.asked.popleft()
-            lane.path, lane.turns = (), 0
+            lane.path, lane.turns = None, 0
             lane.num_bytes += place.num_bytes
         if self._region.arrive(chunk):
             self._complete(place.section, lane)

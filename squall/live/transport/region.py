@@ -233,7 +233,10 @@ class Region:
 
     def _absent(self, wanted: Sequence[int], verified: bool) -> int | None:
         for chunk in wanted:
-            if not (self._verified[self.chunks[chunk].section] if verified else self._arrived[chunk]):
+            section = self.chunks[chunk].section
+            if verified and not self._verified[section]:  # it may be here, and wait for others of its section
+                return next((part for part in self.chunks_of(section) if not self._arrived[part]), chunk)
+            if not self._arrived[chunk]:
                 return chunk
         return None
 

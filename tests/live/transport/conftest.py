@@ -48,6 +48,7 @@ class Wire:
         self._flips, self._breaks, self._hangs = sorted(flips), sorted(breaks), hangs
         self._at = 0
         self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -59,6 +60,7 @@ class Wire:
         return self._at
 
     def close(self) -> None:
+        self._closed.set()
         for sock in [self._listener, *self._open]:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -68,9 +70,13 @@ class Wire:
         while True:
             try:
                 near, _ = self._listener.accept()
-                far = socket.create_connection((self._target[0], int(self._target[2])))
             except OSError:
                 return
+            try:
+                far = socket.create_connection((self._target[0], int(self._target[2])))
+            except OSError:
+                near.close()
+                continue
             self.num_connections += 1
             self._open += [near, far]
             threading.Thread(target=self._carry, args=(near, far, lambda data: data), daemon=True).start()
@@ -90,7 +96,7 @@ class Wire:
         with self._lock:
             begin, self._at = self._at, self._at + len(data)
             if self._hangs is not None and self._at > self._hangs:
-                threading.Event().wait(30)
+                self._closed.wait(30)
             changed = bytearray(data)
             while self._flips and self._flips[0] < self._at:
                 changed[max(0, self._flips.pop(0) - begin)] ^= 1

@@ -260,6 +260,40 @@ def test_two_that_wait_for_each_other_notice_and_fail(node: Node) -> None:
     assert not there.complete
 
 
+def test_two_whose_wrong_section_waits_for_the_others_chunk_notice(node: Node) -> None:
+    """Each wants what the other has verified, and has itself what the other's section lacks."""
+    there, regions = fill(make_region()), [make_region(), make_region()]
+    source = Source(node("source", [there]).addresses, standby=True)
+    ends = [node("one", [regions[0]]), node("two", [regions[1]])]
+    fetches = [
+        Fetch(end, region, [Source(ends[1 - at].addresses), source])
+        for at, (end, region) in enumerate(zip(ends, regions, strict=True))
+    ]
+    for at, (region, fetch) in enumerate(zip(regions, fetches, strict=True)):
+        region.expect(there.sums)
+        region.memory[:] = there.memory
+        for chunk in region.missing():
+            if chunk != at:
+                region.arrive(chunk)
+        fetch._careful.add(0)
+    for running, region in zip([Running(fetch) for fetch in fetches], regions, strict=True):
+        running.done()
+        assert same(there, region)
+
+
+def test_two_who_have_lost_their_sources_and_wait_for_each_others_stripe_fail(node: Node) -> None:
+    """What their own sources owed, nobody is ever asked for: all that is left are busy waiting."""
+    regions = [make_region(), make_region()]
+    ends = [node("one", [regions[0]]), node("two", [regions[1]])]
+    running = []
+    for at, region in enumerate(regions):
+        sources = [Source(("tcp://127.0.0.1:1",), stripe=at), Source(ends[1 - at].addresses, stripe=1 - at)]
+        running.append(Running(Fetch(ends[at], region, sources, stripes=2)))
+    for each in running:
+        with pytest.raises(TransferFailed, match=r"is held by no source that is left: .*127\.0\.0\.1:1: cannot be reached"):
+            each.done()
+
+
 def test_two_that_wait_for_each_other_go_on_when_a_third_has_it(node: Node) -> None:
     there, regions = fill(make_region()), [make_region(), make_region()]
     third = Source(node("third", [there]).addresses, standby=True)
