@@ -91,7 +91,7 @@ async def test_a_layer_that_came_wrong_comes_again_and_is_not_computed_with_befo
 
 
 async def test_activations_that_cannot_be_had_are_computed_once_more(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every other batch is spoilt in the memory of whoever sends it."""
     sent: list[int] = []
@@ -110,7 +110,7 @@ async def test_activations_that_cannot_be_had_are_computed_once_more(
         assert said == alone
     failed = [event for machine, event in happened(log) if machine == 0 and isinstance(event, ActivationsFailed)]
     assert failed or not sent
-    assert not failed or "wrong checksum" in capsys.readouterr().err
+    assert not failed or "wrong checksum" in caplog.text
 
 
 async def test_clients_that_go_away_between_two_layers(model: Path, tmp_path: Path) -> None:

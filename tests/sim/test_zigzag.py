@@ -156,7 +156,7 @@ def test_the_papers_program_is_no_bound_of_the_discrete_model() -> None:
 
 def test_without_scipy_the_papers_program_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    with pytest.raises(ConfigError, match=r"needs scipy; pip install 'squall\[ilp\]'"):
+    with pytest.raises(ConfigError, match=r"needs scipy: pip install 'squall\[ilp\]'"):
         paper_ilp(2, 2, 2)
 
 
