@@ -178,7 +178,7 @@ class Controller:
                 self._nodes.comes(node)
                 self._sources.node_back(node)
             case GpusHeld() if self._nodes.neighbours is not None:
-                freed = self._nodes.neighbours.hear(event)
+                freed = self._nodes.hear(event)
                 self._sources.give_way()
                 if freed:
                     self.wake_at = now  # and nothing is decided before all others have heard, too

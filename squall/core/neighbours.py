@@ -30,6 +30,8 @@ class Neighbours:
         self._share = slots.shared
         self._held: dict[int, int] = {}  # how many each other fleet has
         self._theirs: dict[int, int] = {}  # a GPU, and the fleet that has it
+        self._slot_of = {gpu: replica for replica in range(slots.num) for gpu in slots.gpus(replica)}
+        self._closed: set[ReplicaId] = set()  # slots that they have GPUs of
         self._copies: dict[int, tuple[frozenset[int], int]] = {}  # of each other fleet: nodes that have one, and its bytes
         self._told: tuple[Sequence[int], Sequence[int]] = (), ()
 
@@ -38,13 +40,14 @@ class Neighbours:
         had = {gpu for gpu, fleet in self._theirs.items() if fleet == event.fleet}
         self._theirs = {gpu: fleet for gpu, fleet in self._theirs.items() if fleet != event.fleet}
         self._theirs.update(dict.fromkeys(event.gpus, event.fleet))
+        self._closed = {self._slot_of[gpu] for gpu in self._theirs if gpu in self._slot_of}
         self._held[event.fleet] = len(event.gpus)
         self._copies[event.fleet] = frozenset(event.copies), event.copy_bytes
         return not had.issubset(event.gpus)
 
     def has(self, replica: ReplicaId) -> bool:
         """Another fleet has GPUs of the slot."""
-        return bool(self._theirs) and any(gpu in self._theirs for gpu in self._slots.gpus(replica))
+        return replica in self._closed
 
     def room(self, is_gone: Callable[[int], bool]) -> int:
         """Replicas that there are GPUs for, beside what every other fleet lacks of its minimum; `is_gone` tells of nodes."""

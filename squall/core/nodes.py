@@ -5,6 +5,9 @@ Knows no reason and no replica's work.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from squall.core.events import GpusHeld
 from squall.core.fleet import Fleet, Member
 from squall.core.neighbours import Neighbours
 from squall.core.types import Nanos, ReplicaId
@@ -22,6 +25,8 @@ class Nodes:
         self.num_up = fleet.slots.num
         self.neighbours = None if fleet.slots.shared is None else Neighbours(fleet.slots)
         self._fleet = fleet
+        self._usable: int | None = None  # as far as it is known
+        self._room: int | None = None
         self._leaving: dict[int, Nanos] = {}  # nodes that go, or are gone: when
         self._ending: dict[ReplicaId, Nanos] = {}  # replicas whose process ends: when
 
@@ -44,27 +49,41 @@ class Nodes:
         """It gets a process."""
         if self.neighbours is not None:
             self.neighbours.took(replica)
+            self._changed()
 
     def ended(self, replica: ReplicaId) -> None:
         """Its process has ended."""
         if self.neighbours is not None:
             self.neighbours.gave(replica)
+            self._changed()
         if self._ending.pop(replica, None) is not None:
             self._mark_one(self._fleet.members[replica], None)
 
     @property
     def num_usable(self) -> int:
         """Slots where there is a replica, or could be one."""
-        if self.neighbours is None:
-            return self.num_up
-        ours = self.neighbours.ours
+        if self._usable is None:
+            self._usable = self.num_up if self.neighbours is None else self._count(self.neighbours.ours)
+        return self._usable
+
+    def _count(self, ours: Collection[ReplicaId]) -> int:
         free = sum(replica not in ours and not self.is_closed(replica) for replica in range(self._fleet.slots.num))
         return sum(not self._is_down(replica) for replica in ours) + min(free, self.room)
 
     @property
     def room(self) -> int:
         """Replicas that there are GPUs for, if there are slots."""
-        return self.num_up if self.neighbours is None else self.neighbours.room(self._leaving.__contains__)
+        if self._room is None:
+            self._room = self.num_up if self.neighbours is None else self.neighbours.room(self._leaving.__contains__)
+        return self._room
+
+    def _changed(self) -> None:
+        self._usable = self._room = None
+
+    def hear(self, event: GpusHeld) -> bool:
+        """What another fleet has; whether GPUs have come free."""
+        self._changed()
+        return self.neighbours is not None and self.neighbours.hear(event)
 
     def is_closed(self, replica: ReplicaId) -> bool:
         """The slot is not to be used."""
@@ -78,6 +97,7 @@ class Nodes:
         for member in self._fleet.members.values():
             if node in slots.nodes(member.replica):
                 self._mark_one(member, now)
+        self._changed()
         self.num_up = sum(not self._is_down(replica) for replica in range(slots.num))
 
     def _mark_one(self, member: Member, now: Nanos | None) -> None:
