@@ -204,9 +204,10 @@ class Handoffs:
     @property
     def is_quiet(self) -> bool:
         """A boundary changes nothing here."""
+        if self._next.awaited or self._source.just_held:
+            return False
         target = self._target
-        waiting = self._source.just_held or target.arrived or target.offers or self._moving or self._returning
-        return not (self._next.awaited or waiting)
+        return not (target.arrived or target.offers or self._moving or self._returning)
 
     def at_boundary(self, owner: Owner, has_preempted: bool, cancelled: Sequence[RequestId]) -> Boundary:
         """Let go, give back, join, take: in this order.
@@ -228,10 +229,10 @@ class Handoffs:
             source.just_held.clear()
         if returned:
             actions += [Abandon(returned), Send(ROUTER, Surrendered(self._id, returned))]
-        if source.leaving or target.unwanted or target.arrived or cancelled:
+        if source.leaving or target.unwanted or target.forsaken or cancelled:
             gone = self._give_back(actions, cancelled)
-            if target.arrived:
-                target.join(owner.decodes, actions)
+        if target.arrived:
+            target.join(owner.decodes, actions)
         if target.offers and not has_preempted:
             target.take(owner.decodes, actions)
         return Boundary(actions, held, gone)
@@ -273,8 +274,7 @@ class Handoffs:
             self._pool.release(coming.work.blocks, ())
             if not coming.anew:
                 silent.append(coming.work.request.id)
-        for coming in [coming for coming in target.arrived if coming.gone] if target.arrived else ():
-            target.arrived.remove(coming)
+        for coming in target.take_forsaken() if target.forsaken else ():
             self._pool.release(coming.work.blocks, coming.work.shared)
             gone.append(coming.work.request.id)
         source.leaving.clear()

@@ -51,12 +51,14 @@ class HandoffTarget:
 
     Attributes:
         offers: those without blocks.
-        arrived: complete; they join the decodes at the next boundary with a seat for them.
+        arrived: complete; they join the decodes at the next boundary with a seat for them, but for those that nobody wants any
+            more, of whom there are some where it is `forsaken`.
         unwanted: whose blocks become free at the next boundary.
     """
 
     __slots__ = (
-        "_block_size", "_expected", "_id", "_lapsed", "_next", "_pool", "_running", "_seats", "arrived", "offers", "unwanted",
+        "_block_size", "_expected", "_id", "_lapsed", "_next", "_pool", "_running", "_seats", "arrived", "forsaken",
+        "offers", "unwanted",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +67,7 @@ class HandoffTarget:
     ) -> None:  # fmt: skip
         self.offers: deque[ComingWork] = deque()
         self.arrived: list[ComingWork] = []
+        self.forsaken = False
         self.unwanted: list[ComingWork] = []
         self._next = next_boundary
         self._id = id
@@ -125,6 +128,8 @@ class HandoffTarget:
             self.unwanted.append(coming)
             return []
         self.arrived.append(coming)
+        if coming.gone:
+            self.forsaken = True
         return [Send(ROUTER, Adopted(self._id, event.request))]
 
     def begin_anew(self, request: RequestId) -> None:
@@ -171,7 +176,7 @@ class HandoffTarget:
         """Nobody wants it any more. Where it is only expected, its source tells the router when it is gone."""
         for coming in self.arrived:
             if coming.work.request.id == request:
-                coming.gone = True
+                coming.gone = self.forsaken = True
                 self._next.awaited = True
                 return
         expected = self._expected.get(request)
@@ -218,6 +223,13 @@ class HandoffTarget:
         self._next.awaited = True  # whoever comes next may need fewer blocks
 
     # -- between two runs
+
+    def take_forsaken(self) -> list[ComingWork]:
+        """Out of the arrived."""
+        forsaken = [coming for coming in self.arrived if coming.gone]
+        self.arrived = [coming for coming in self.arrived if not coming.gone]
+        self.forsaken = False
+        return forsaken
 
     def join(self, decodes: DecodeGroup, actions: list[AnyAction]) -> None:
         """As many as there are seats for; the others keep their blocks."""

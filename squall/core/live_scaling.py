@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from squall.core.replica import Replica
 
 
-LATE = (PullWanted, HandedOver, NothingLeft, BatchFormed, ActivationsArrived, ActivationsFailed, Unpaired, LayerArrived,
-        WeightsLoaded, Warmed)  # fmt: skip
-"""What may come to a replica that is in no pair any more."""
+OF_PAIRS = frozenset((LivePaired, PullWanted, HandedOver, NothingLeft, BatchFormed, ActivationsArrived, ActivationsFailed,
+                      Unpaired, LayerArrived, WeightsLoaded, Warmed))  # fmt: skip
+"""What is about a pair, and may come to a replica that is in none (any more)."""
 
 
 def answer_late(event: AnyEvent) -> list[AnyAction]:
@@ -111,7 +111,7 @@ class LiveTarget:
 
     def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction] | None:
         """None where the replica is to handle it as always."""
-        if self._plain and isinstance(event, Submitted | Woke | Cancelled):
+        if self._plain and type(event) in (Submitted, Woke, Cancelled):
             return None  # whoever is cancelled before it has joined the decodes does so first
         match event:
             case Woke():

@@ -18,7 +18,7 @@ from squall.core.groups import Groups
 from squall.core.handoff import Handoffs, seats_of
 from squall.core.horizon import need, within, within_cache
 from squall.core.live_batch import LIMITS
-from squall.core.live_scaling import LATE, LiveTarget, answer_late
+from squall.core.live_scaling import OF_PAIRS, LiveTarget, answer_late
 from squall.core.live_source import LiveSource
 from squall.core.types import ROUTER, BlockHash, Nanos, ReplicaId, Request, RequestId, RunId
 from squall.core.views import BatchingPolicy, Plan, WorkView
@@ -121,11 +121,11 @@ class Replica:
             return self._begin_run((), gone, gone)
         if type(event) is Cancelled:
             return self._cancel(event.request, now)
-        if type(event) is LivePaired:
-            return self._pair(event, now)
-        if isinstance(event, LATE):
-            return answer_late(event)
-        return self._hand_off(event, now)
+        return self._hand_off(event, now) if type(event) not in OF_PAIRS else self._hear_of_pair(event, now)
+
+    def _hear_of_pair(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
+        """About a pair, while there is none."""
+        return self._pair(event, now) if type(event) is LivePaired else answer_late(event)
 
     def _submit(self, request: Request, now: Nanos) -> list[AnyAction]:
         self.enqueue(request)

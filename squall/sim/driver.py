@@ -55,6 +55,9 @@ MESSAGE: Final = 1  # between machines; these wait in a queue of their own, in t
 ARRIVAL: Final = 2  # of requests and cancellations, in the order given
 WAKE: Final = 3
 
+WITHOUT_EFFECT: Final = frozenset((Abandon, Reserve, Evict, SwapIn))
+"""Blocks are the machine's business: here they have no content. Whoever is swapped in goes on with the next `Join`, or chunk."""
+
 
 class Driver:
     """Runs machines on a virtual clock until nothing is left to happen.
@@ -238,7 +241,7 @@ class Driver:
                     if left and type(sent) is Submitted:
                         sent = self._continued(sent)
                     messages.append((action.to, sent))
-                else:
+                elif type(action) not in WITHOUT_EFFECT:
                     self._perform(id, action, now)
             if machine.wake_at is not None or id in wakes:
                 self._set_wake(id, machine.wake_at)
@@ -273,26 +276,24 @@ class Driver:
     def _perform(self, id: MachineId, action: AnyAction, now: Nanos) -> None:
         """The rarer actions."""
         match action:
+            case SendKv():
+                self._loader.send_kv(id, action, now)
+            case Join(requests, group):
+                self._engines[id].join(requests, group)
+            case Hold(requests):
+                self._engines[id].hold(requests)
             case Cut(run):
                 ends_at = self._engines[id].cut(run, now)
                 if ends_at is not None:
                     heappush(self._heap, (ends_at, END, id, run, None))
-            case Abandon() | Reserve() | Evict():
-                pass  # blocks are the machine's business: here they have no content
-            case SendKv() | SendActivations():
-                self._loader.send_kv(id, action, now)
-            case Hold(requests):
-                self._engines[id].hold(requests)
-            case Join(requests, group):
-                self._engines[id].join(requests, group)
             case RunLayers():
                 heappush(self._heap, (self._start_layers(id, action, now), END, id, action.batch, None))
+            case SendActivations():
+                self._loader.send_kv(id, action, now)
             case Preempt(requests) | SwapOut(requests):
                 self._engines[id].preempt(requests)
             case Forget(requests):
                 self._engines[id].forget(requests)
-            case SwapIn():
-                pass  # the `Join` that follows lets it go on; a prefill goes on with its next chunk
             case Reply(request, rejection):
                 self._world.reject(request, rejection, now)
             case StartReplica(replica):
