@@ -118,6 +118,10 @@ class Driver:
         self._progress: tuple[int, ...] = ()  # how far requests had come
         self._progress_at: Nanos = 0  # when that was found to have changed
         self._enders: dict[MachineId, Engine | Loader] = {**self._engines, CONTROLLER: loader}
+        self._at_hand = (
+            self._heap, self._messages, self._machines, self._engines, self._enders, self._wakes, log, world.released, world.left,
+        )  # fmt: skip
+        """What every event needs; `_follow` is called with each arrival."""
         loader.push = self._ask_loader
         loader.lost = self._lose
         loader.tell_replica = self._tell
@@ -204,10 +208,7 @@ class Driver:
 
         With `last` nothing else will be offered, and no more is delivered than is needed to end.
         """
-        heap, messages, machines, engines, enders, wakes, log, released, left = (
-            self._heap, self._messages, self._machines, self._engines, self._enders, self._wakes, self._log,
-            self._world.released, self._world.left,
-        )  # fmt: skip
+        heap, messages, machines, engines, enders, wakes, log, released, left = self._at_hand
         now, num_events = self.now, 0
         event: AnyEvent | None
         while True:
