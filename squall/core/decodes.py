@@ -55,7 +55,9 @@ class Work:
     def new_blocks(self, tokens: int, block_size: int) -> int:
         """Blocks that it takes to compute so many more tokens of a prefill."""
         needed = -(-(self.computed + tokens) // block_size)
-        return (needed if needed > self.reserved else self.reserved) - self.blocks
+        if needed < self.reserved:
+            needed = self.reserved
+        return needed - self.blocks
 
     def reserve(self, blocks: int, block_size: int) -> None:
         """It will hold so many blocks from its first step on. Raises ValueError for more than its prompt and less than all."""

@@ -518,19 +518,20 @@ class Replica:
                 done = work.computed
                 batch.append((work, tokens))
                 chunks.append(Chunk(work.request.id, done, tokens, 0, done + tokens == work.target))
-        reserve = plan.reserve
-        for i, tokens in enumerate(plan.admit):
-            work = self.waiting.popleft()
-            cached = self._admit(work)
-            if i < len(reserve):
-                work.reserve(reserve[i], size)
-            batch.append((work, tokens))
-            chunks.append(Chunk(work.request.id, cached, tokens, cached, cached + tokens == work.target, work.reserved))
-            taken += work.new_blocks(tokens, size)
-        self._taken = taken
-        free = self.pool.num_available - self._grown
-        if taken > free:
-            raise ValueError(f"{type(self.policy).__name__} admitted more than the {free} free blocks can hold")
+        if plan.admit:
+            reserve = plan.reserve
+            for i, tokens in enumerate(plan.admit):
+                work = self.waiting.popleft()
+                cached = self._admit(work)
+                if i < len(reserve):
+                    work.reserve(reserve[i], size)
+                batch.append((work, tokens))
+                chunks.append(Chunk(work.request.id, cached, tokens, cached, cached + tokens == work.target, work.reserved))
+                taken += work.new_blocks(tokens, size)
+            self._taken = taken
+            free = self.pool.num_available - self._grown
+            if taken > free:
+                raise ValueError(f"{type(self.policy).__name__} admitted more than the {free} free blocks can hold")
         return tuple(chunks)
 
     def _admit(self, work: Work) -> int:

@@ -55,7 +55,9 @@ class Sarathi(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind",
                 return Plan(preempt=True)
             keep = 1
         most = most_in_batch(self.max_num_seqs, view)
-        decodes = view.num_decodes if view.num_decodes < most else most
+        decodes = view.num_decodes
+        if decodes > most:
+            decodes = most
         if not view.waiting and not view.prefilling:
             open = decodes < self.chunk_size and view.num_running < self.max_num_seqs
             if not keep and decodes < most:
