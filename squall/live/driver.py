@@ -46,6 +46,7 @@ class Driver:
         record: called after every event with what it led to, before the actions are performed.
         clock: nanoseconds, never decreasing.
         after: called at the end of every instant, also of one in which a machine failed.
+        before: called with every event just before its machine is.
 
     Attributes:
         now: the latest instant.
@@ -59,6 +60,7 @@ class Driver:
         record: Record | None = None,
         clock: Callable[[], Nanos] = time.monotonic_ns,
         after: Callable[[], None] | None = None,
+        before: Callable[[AnyEvent], None] | None = None,
     ) -> None:
         self.now: Nanos = 0
         self.failed = False
@@ -67,6 +69,7 @@ class Driver:
         self._record = record
         self._clock = clock
         self._after = after
+        self._before = before
         self._pending: list[tuple[Priority, int, MachineId, AnyEvent]] = []
         self._posted = 0
         self._turn: asyncio.Handle | None = None
@@ -138,6 +141,8 @@ class Driver:
                 return
 
     def _deliver(self, machine: MachineId, event: AnyEvent) -> None:
+        if self._before is not None:
+            self._before(event)
         actions = self._machines[machine].handle(event, self.now)
         if self._record is not None:
             self._record(self.now, machine, event, actions)

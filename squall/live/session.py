@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -93,6 +94,7 @@ class Session:
         self._arrival = Arrival(host, self._errands, settled, partial(self.tell, CONTROLLER), self._weights_moved)
         self._driver: Driver | None = None
         self._machine: Replica | None = None
+        self._coming: deque[Job] = deque()  # of requests that the machine has yet to hear of, in order
         self._known: dict[RequestId, Job] = {}  # requests that the engine knows
         self._waiting: set[RequestId] = set()  # of these, not begun
         self._handed: dict[RequestId, Job] = {}  # of the batch that was handed over last, without blocks
@@ -108,7 +110,7 @@ class Session:
     @property
     def idle(self) -> bool:
         """It has no request."""
-        return not self._known
+        return not self._known and not self._coming
 
     def open(self) -> None:
         self._host.session = self
@@ -175,7 +177,7 @@ class Session:
             case Submitted():
                 if not message.HasField("job"):
                     raise ValueError(f"request {event.request.id} came without its tokens")
-                self._submit(convert.from_message(message.job, Job))
+                self._coming.append(convert.from_message(message.job, Job))
             case Offered(request, num_tokens):
                 self._moving(event).expect(request.id, num_tokens, convert.from_message(message.job, Job))
             case HandedOver(_, _, layer):
@@ -186,6 +188,11 @@ class Session:
             assert self._driver is not None
             self._driver.post(self._host.replica, event, Priority.MESSAGE)
             self._passed(event)
+
+    def _about_to_hear(self, event: AnyEvent) -> None:
+        """The engine hears of requests in the order in which the machine does, which may drop another one of that name before."""
+        if isinstance(event, Submitted):
+            self._submit(self._coming.popleft())
 
     def _submit(self, job: Job) -> None:
         """Where the engine knows the request already, it begins once more, and what was is forgotten first."""
@@ -348,7 +355,9 @@ class Session:
             return
         engine, replica, log = self._engine, self._host.replica, self._host.log
         self._machine = Replica(replica, self._host.policy, engine.num_blocks, engine.block_size)
-        self._driver = Driver({replica: self._machine}, self._perform, log.record if log is not None else None)
+        self._driver = Driver(
+            {replica: self._machine}, self._perform, log.record if log is not None else None, before=self._about_to_hear
+        )
         if log is not None:
             log.created(time.monotonic_ns(), replica, self._machine)
 

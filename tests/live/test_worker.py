@@ -21,6 +21,7 @@ from squall.core.events import (
     ReplicaLost,
     ReplicaStarted,
     ReplicaStopped,
+    StepsDone,
     Submitted,
     Warmed,
     WeightsLoaded,
@@ -29,6 +30,7 @@ from squall.core.fleet_view import Place, Transfer
 from squall.core.types import MILLISECOND, MachineId, Request
 from squall.errors import ModelError, PeerLost
 from squall.live.activations import ActivationsOffer
+from squall.live.driver import Priority
 from squall.live.engine.emulated import EmulatedEngine
 from squall.live.engine.interface import Job, RunEnded, Sampling, TokenOut
 from squall.live.host import Host
@@ -178,6 +180,34 @@ async def test_a_cancelled_request_frees_its_blocks_within_one_step(make_host: A
         await talk.ear.until(lambda: ledger.num_held == -(-(4 + len(talk.ear.out[2])) // 4))  # the engine is a step ahead of us
 
 
+async def test_a_request_that_comes_back_while_its_end_is_on_its_way_is_answered(
+    make_host: Any, serving: Any, spoken: Any
+) -> None:
+    """Its run has ended, and the machine has yet to hear of it: what is dropped then is the request that was."""
+    host = make_host()
+    async with serving([host]) as (worker, address), talking(address) as talk:
+        await talk.bring_up()
+        talk.submit(1, max_tokens=400)
+        await talk.ear.until(lambda: len(talk.ear.out.get(1, [])) > 3)
+        session = host.session
+        assert session is not None
+        driver = session._driver
+        assert driver is not None
+        post, again = driver.post, Job(1, tuple(range(4)), Sampling(max_tokens=5, seed=1))
+
+        def ended(machine: MachineId, event: AnyEvent, priority: Priority) -> None:
+            post(machine, event, priority)
+            if isinstance(event, StepsDone):
+                driver.post = post
+                session.receive(convert.to_replica(Submitted(Request(1, 0, 4, 5)), again))
+
+        session.receive(convert.to_replica(Cancelled(1)))
+        driver.post = ended
+        await talk.ear.finished()
+        assert talk.ear.out[1][-5:] == spoken(1, 5)
+        assert not worker.failed
+
+
 async def test_when_the_head_goes_away_all_is_freed_and_the_next_one_finds_the_weights(make_host: Any, serving: Any) -> None:
     host: Host = make_host()
     assert isinstance(host.engine, EmulatedEngine)
@@ -322,7 +352,8 @@ async def test_a_head_that_does_not_know_the_token_gets_no_session(serving: Any,
         async with grpc.aio.insecure_channel(address) as channel:
             with pytest.raises(PeerLost, match="does not know the token"):  # an honest head goes away here
                 await introduce(channel, "a guess")
-            asked = dict(await session_of(channel)(None, metadata=((NONCE, b"any"),)).trailing_metadata())[NONCE]
+            told = await session_of(channel)(None, metadata=((NONCE, b"any"),)).trailing_metadata()
+            asked = bytes(dict(told)[NONCE])
             for guess in (b"a guess", proof("a guess", HEAD, asked), b""):
                 call = session_of(channel)(None, metadata=((NONCE, asked), (PROOF, guess)))
                 with pytest.raises(grpc.aio.AioRpcError, match="only a head that knows this fleet's token") as refused:
