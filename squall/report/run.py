@@ -196,6 +196,8 @@ def read_run(path: Path) -> StoredRun:
         ConfigError: `path` is no run directory, or its summary is not one of ours.
     """
     if not (path / SUMMARY).is_file():
+        if inside := sorted(str(each.parent) for each in path.glob(f"*/{SUMMARY}")):
+            raise ConfigError(f"{path} holds the runs of several models; name one: {', '.join(inside)}")
         raise ConfigError(f"{path} is no run directory: it has no {SUMMARY}")
     try:
         summary = msgspec.json.decode((path / SUMMARY).read_bytes(), type=Summary)
