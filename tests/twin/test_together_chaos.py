@@ -1,4 +1,4 @@
-"""Models of any shape on one cluster where anything breaks: no GPU is two fleets', everybody ends, each log is whole by itself."""
+"""Models of any shape on one cluster where all breaks: no GPU is two fleets', everybody ends, each log is whole by itself."""
 
 import io
 from collections.abc import Sequence
@@ -34,9 +34,13 @@ def case(seed: int) -> list[Config]:
     rng = Random(f"together {seed}")
     nodes, on_node = rng.choice([(1, 4), (2, 4), (3, 2), (2, 8)])
     common = [
-        f"cluster.gpu={rng.choice(['a100-80g', 'a40', 'h100-sxm'])}", f"cluster.nodes={nodes}",
-        f"cluster.gpus_per_node={on_node}", f"hazards.node_per_hour={rng.choice([0, 0, 40])}", "hazards.node_back_s=20", f"hazards.notice_s={rng.choice([0, 5])}",
-    ]  # fmt: skip
+        f"cluster.gpu={rng.choice(['a100-80g', 'a40', 'h100-sxm'])}",
+        f"cluster.nodes={nodes}",
+        f"cluster.gpus_per_node={on_node}",
+        f"hazards.node_per_hour={rng.choice([0, 0, 40])}",
+        "hazards.node_back_s=20",
+        f"hazards.notice_s={rng.choice([0, 5])}",
+    ]
     configs = []
     for number in range(rng.choice([2, 2, 3])):
         tp = rng.choice([1, 1, 2])
