@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import pytest
 
 from squall.live.estate import FILE
 from tests.fault.test_serve_ends import Asking, complete
-from tests.processes import is_gone
+from tests.processes import children, is_gone
 
 
 class CutOff(Asking):
@@ -37,6 +38,13 @@ def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
 
 
 @pytest.fixture
@@ -80,6 +88,29 @@ def test_workers_of_another_configuration_are_ended_and_not_taken_over(server: A
         until(lambda: all(map(is_gone, left)))
         assert "taken over" not in subject.output
         assert complete(subject.url, 4, 3).status_code == 200
+
+
+def test_a_head_may_come_back_on_another_port(server: Any, state: Path, tmp_path: Path) -> None:
+    with server(f"launcher.state={state}") as subject:
+        left = workers(state)
+        subject.process.kill()
+    with server(f"launcher.state={state}", f"serve.port={free_port()}", out=tmp_path / "next") as subject:
+        assert "taken over" in subject.output
+        assert workers(state) == left
+
+
+def test_a_head_that_stands_still_for_a_while_finds_its_workers_again(server: Any, spoken: Any) -> None:
+    """They have given it up meanwhile; killed, they would have lost their weights."""
+    with server() as subject:
+        left = children(subject.process.pid)
+        asking = Asking(subject.url, seed=3, max_tokens=200)
+        asking.began.wait(20)
+        subject.process.send_signal(signal.SIGSTOP)
+        time.sleep(13)  # longer than anybody keeps silent
+        subject.process.send_signal(signal.SIGCONT)
+        asking.join()
+        assert asking.text == spoken(3, 200)
+        assert children(subject.process.pid) == left
 
 
 def test_a_worker_that_died_with_the_head_is_started_again(server: Any, state: Path, tmp_path: Path) -> None:

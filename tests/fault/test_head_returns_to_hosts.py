@@ -21,8 +21,9 @@ import httpx
 import pytest
 
 from squall.live.roster import FILE
-from tests.fault.test_head_returns import CutOff, until
-from tests.fault.test_serve_ends import Asking, children, complete, is_gone
+from tests.fault.test_head_returns import CutOff, free_port, until
+from tests.fault.test_serve_ends import Asking, complete
+from tests.processes import children, is_gone
 
 SSH = """#!/bin/sh
 while [ "$1" = "-o" ]; do shift 2; done
@@ -32,13 +33,6 @@ exec setsid --wait /bin/sh -c "$*"
 """
 
 HEAD = "127.0.0.1"
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind((HEAD, 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 class Hosts:

@@ -278,6 +278,11 @@ async def test_an_agent_that_hangs_is_replaced_like_one_that_has_ended(ssh: Path
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (
+            [*HOSTS, "launcher.state=x"],
+            r"launcher.listen = '127.0.0.1:0' gives every head another port, .*; give it a port, such as",
+        ),
+        (["launcher.kind=ray", "launcher.state=x"], r'launcher.state means nothing where launcher.kind = "ray": Ray ends'),
         (['launcher.kind="hosts"'], r'launcher.kind = "hosts" needs \[\[launcher.hosts\]\]'),
         (['launcher.hosts=[{hostname="a"}]'], r"launcher.hosts means nothing where launcher.kind = 'local'"),
         ([*HOSTS, 'launcher.listen="0.0.0.0:7000"'], r"listen = '0.0.0.0:7000' is no address to dial; set launcher.advertise to"),

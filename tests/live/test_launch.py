@@ -88,6 +88,24 @@ def test_a_worker_whose_head_dies_before_it_listens_ends_without_a_word(start: S
     assert process.stderr.read() == b""
 
 
+async def test_whoever_the_next_head_does_not_want_ends_but_for_those_that_stand_ready(tmp_path: Path) -> None:
+    launcher = LocalLauncher(config_file(tmp_path), tmp_path, [(0,), (1,), (2,)], ("--grace-s", "inf"))
+    try:
+        await asyncio.gather(*map(launcher.start, range(3)))
+        launcher._warm = 1
+        launcher.keep([1, 2], 0.2)
+        await launcher.start(0)  # wanted again in time
+        await asyncio.sleep(1.0)
+        assert launcher.num_running == 3
+        launcher.keep([1], 0.2)
+        async with asyncio.timeout(60):
+            while launcher.num_running == 3:
+                await asyncio.sleep(0.02)
+        assert (launcher.num_running, launcher.pid(1) is not None, launcher.warm) == (2, True, [(0,)])
+    finally:
+        await launcher.close()
+
+
 async def test_who_stood_ready_is_taken_over_and_replaced_when_its_patience_ends(tmp_path: Path) -> None:
     state, config = tmp_path / "state", config_file(tmp_path)
 

@@ -1,0 +1,55 @@
+"""Which heads may follow one another."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from squall import config as configuration
+from squall.live.roster import Roster
+from squall.live.succession import fleet_of, left_to
+
+HOSTS = ("launcher.kind=hosts", 'launcher.hosts=[{hostname="alpha"}]', "launcher.listen=127.0.0.1:7000")
+
+
+def fleet(*settings: Any) -> str:
+    return fleet_of(configuration.load(None, settings))
+
+
+@pytest.mark.parametrize("setting", ["serve.port=9000", "serve.host=0.0.0.0", "run.out=elsewhere"])
+def test_where_a_head_itself_listens_and_writes_is_its_own_business(setting: str) -> None:
+    assert fleet(setting) == fleet()
+
+
+@pytest.mark.parametrize(
+    "setting", ["batching.max_num_seqs=7", "serve.device=cuda", "launcher.outlive_s=5", "model.name=llama-3.1-8b"]
+)
+def test_what_workers_are_told_is_not(setting: str) -> None:
+    assert fleet(setting) != fleet()
+
+
+def test_another_version_is_another_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fleet()
+    monkeypatch.setattr("squall.live.succession.__version__", "0.0.0")
+    assert fleet() != before
+
+
+def test_the_next_head_of_hosts_knows_token_and_agents_whatever_its_configuration(tmp_path: Path) -> None:
+    token = None
+    for setting in ("batching.max_num_seqs=7", "batching.max_num_seqs=8"):
+        left = left_to(configuration.load(None, (*HOSTS, f"launcher.state={tmp_path}/state", setting)), print)
+        assert isinstance(left, Roster)
+        with left:
+            assert left.note("alpha")
+            assert token in (None, left.token)
+            token, last = left.token, left
+            assert (tmp_path / "state" / "agents.json").stat().st_mode & 0o777 == 0o600
+    last.clear()
+    again = left_to(configuration.load(None, (*HOSTS, f"launcher.state={tmp_path}/state")), print)
+    assert isinstance(again, Roster)
+    with again:
+        assert again.token != token
+
+
+def test_without_a_folder_nothing_is_left() -> None:
+    assert left_to(configuration.load(None), print) is None
