@@ -160,8 +160,9 @@ def difference(found: Said, right: Said) -> str | None:
     return f"token {at} of {len(right.tokens)} differs: {found.tokens[at : at + 3]} instead of {right.tokens[at : at + 3]}"
 
 
-async def disturb(head: Head, here: Here, case: Case, pace: float) -> None:
-    """All that is to happen, at its time."""
+async def disturb(head: Head, here: Here, case: Case, pace: float) -> int:
+    """All that is to happen, at its time. Returns how many workers broke down."""
+    broken = 0
     began = asyncio.get_running_loop().time()
     wishes: list[tuple[float, Role | None, int]] = [*case.wishes]
     breaks: list[tuple[float, Role | None, int]] = [(after, None, replica) for after, replica in case.breaks]
@@ -171,6 +172,8 @@ async def disturb(head: Head, here: Here, case: Case, pace: float) -> None:
             head.want(role, number)
         elif number in here.workers:
             here.break_down(number)
+            broken += 1
+    return broken
 
 
 async def play(
@@ -186,7 +189,7 @@ async def play(
             if dice.random() < 0.3:
                 await asyncio.sleep(dice.uniform(0, 0.1) * subject.pace)
         answers = await asyncio.gather(*map(all_of, streams))
-        await disturbing
+        broken = await disturbing
         await idle(head)
     differences = [difference(said(answer), right[number]) for answer, number in zip(answers, case.asked, strict=True)]
     wrong = [f"request {at}: {found}" for at, found in enumerate(differences) if found not in (None, "near")]
@@ -194,7 +197,7 @@ async def play(
     wrong += [f"{len(seen.mismatches)} events led to other actions again"] if seen.mismatches else []
     events = Counter(type(record.event) for record in read(log) if record.machine != ROUTER)
     lost = events[ReplicaLost]
-    wrong += [f"{lost} replicas lost of which {len(case.breaks)} were to break down"] if lost > len(case.breaks) else []
+    wrong += [f"{lost} replicas lost of which {broken} broke down"] if lost > broken else []
     counted = {"requests": len(answers), "near": differences.count("near"), "batches handed over": events[HandedOver],
                "sendings of KV": events[KvSent], "replicas lost": lost}  # fmt: skip
     return Counter(counted), wrong
