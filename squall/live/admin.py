@@ -51,7 +51,7 @@ def lines_of(status: dict[str, Any]) -> list[str]:
     ]
     if gpus := status.get("gpus"):
         waits = f", and waits for {gpus['awaited']} more, which other models have" if gpus["awaited"] else ""
-        roles.append(f"  has {gpus['held']} GPUs{waits}")
+        roles.append(f"  has {gpus['held']} GPU{'' if gpus['held'] == 1 else 's'}{waits}")
     replicas = [
         f"  replica {replica['replica']}: {replica['phase']}, {replica['layers']} layers"
         + (f", {replica['load']} from {replica['source']}" if replica["load"] else "")

@@ -82,6 +82,15 @@ def test_the_status_in_lines() -> None:
     assert lines_of(STATUS) == LINES
 
 
+def test_several_models_one_after_the_other_with_their_gpus() -> None:
+    chat = {"model": "chat", **STATUS, "gpus": {"held": 3, "awaited": 2}}
+    code = {"model": "code", **STATUS, "gpus": {"held": 1, "awaited": 0}}
+    assert lines_of({"models": [chat, code]}) == [
+        "chat:", LINES[0], "  has 3 GPUs, and waits for 2 more, which other models have", *LINES[1:],
+        "code:", LINES[0], "  has 1 GPU", *LINES[1:],
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("body", "said"), [(b'{"error": {"message": "at most 4"}}', "at most 4"), (b"<html>", "Bad Request"), (b"[]", "Bad Request")]
 )
