@@ -184,10 +184,13 @@ class Handoffs:
 
     def heard(self, event: AnyEvent) -> None:
         """Called once the machine was given `event`."""
-        if not isinstance(event, (Cancelled, Disowned, Dropped, KvFailed)):
-            return
         if isinstance(event, Dropped):
             self._end(event.request, event.by, KvFailed(event.request, event.by))
+
+    def about_to_be_heard(self, event: AnyEvent) -> None:
+        """Called just before the machine takes `event` in."""
+        if not isinstance(event, (Cancelled, Disowned, Dropped, KvFailed)):
+            return
         # The machine forgets an offer without blocks when its client, or an end of it, is gone, and nobody is told.
         about = event.requests if isinstance(event, Disowned) else (event.request,)
         forgotten = [(key, job) for key, job in self._jobs.items() if key[0] in about]

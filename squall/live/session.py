@@ -94,7 +94,7 @@ class Session:
         self._arrival = Arrival(host, self._errands, settled, partial(self.tell, CONTROLLER), self._weights_moved)
         self._driver: Driver | None = None
         self._machine: Replica | None = None
-        self._coming: deque[Job] = deque()  # of requests that the machine has yet to hear of, in order
+        self._coming: deque[tuple[Job, ...]] = deque()  # of the requests that the machine has yet to hear of, event by event
         self._known: dict[RequestId, Job] = {}  # requests that the engine knows
         self._waiting: set[RequestId] = set()  # of these, not begun
         self._handed: dict[RequestId, Job] = {}  # of the batch that was handed over last, without blocks
@@ -177,22 +177,29 @@ class Session:
             case Submitted():
                 if not message.HasField("job"):
                     raise ValueError(f"request {event.request.id} came without its tokens")
-                self._coming.append(convert.from_message(message.job, Job))
-            case Offered(request, num_tokens):
-                self._moving(event).expect(request.id, num_tokens, convert.from_message(message.job, Job))
-            case HandedOver(_, _, layer):
-                jobs = [convert.from_message(job, Job) for job in message.jobs]
-                self._handed = {job.request: job for job in jobs}
-                self._waiting.update(self._handed if not layer else ())
+                self._coming.append((convert.from_message(message.job, Job),))
+            case Offered():
+                self._moving(event)
+                self._coming.append((convert.from_message(message.job, Job),))
+            case HandedOver():
+                self._coming.append(tuple([convert.from_message(job, Job) for job in message.jobs]))
         if self._lets_pass(event):
             assert self._driver is not None
             self._driver.post(self._host.replica, event, Priority.MESSAGE)
             self._passed(event)
 
     def _about_to_hear(self, event: AnyEvent) -> None:
-        """The engine hears of requests in the order in which the machine does, which may drop another one of that name before."""
-        if isinstance(event, Submitted):
-            self._submit(self._coming.popleft())
+        """What came with requests is taken in when the machine hears of them: it may drop others of the same name before."""
+        match event:
+            case Submitted():
+                self._submit(*self._coming.popleft())
+            case Offered(request, num_tokens):
+                self._moving(event).expect(request.id, num_tokens, *self._coming.popleft())
+            case HandedOver(_, _, layer):
+                self._handed = {job.request: job for job in self._coming.popleft()}
+                self._waiting.update(self._handed if not layer else ())
+        if self._handoffs is not None:
+            self._handoffs.about_to_be_heard(event)
 
     def _submit(self, job: Job) -> None:
         """Where the engine knows the request already, it begins once more, and what was is forgotten first."""

@@ -11,12 +11,18 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from squall import config as configuration
 from squall.core.actions import LoadWeights, RunSteps, StopReplica, WarmReplica
 from squall.core.events import (
     AnyEvent,
     Cancelled,
+    Disowned,
     HandedOver,
+    KvFailed,
+    KvWanted,
     LoadFailed,
+    Offered,
+    Part,
     Progressed,
     ReplicaLost,
     ReplicaStarted,
@@ -34,11 +40,13 @@ from squall.live.driver import Priority
 from squall.live.engine.emulated import EmulatedEngine
 from squall.live.engine.interface import Job, RunEnded, Sampling, TokenOut
 from squall.live.host import Host
+from squall.live.hosts import host_maker
 from squall.live.rpc import convert
 from squall.live.rpc.client import ReplicaClient
 from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.rpc.generated import squall_pb2 as pb
 from squall.live.rpc.service import HEAD, MAX_ASKED, MAX_MESSAGE, NONCE, PROOF, SERVICE, Door, introduce, session_of
+from squall.live.served import served_model
 from squall.live.transport.frames import proof
 from squall.live.transport.kv import KvOffer
 from squall.live.worker import _replicas
@@ -205,6 +213,39 @@ async def test_a_request_that_comes_back_while_its_end_is_on_its_way_is_answered
         driver.post = ended
         await talk.ear.finished()
         assert talk.ear.out[1][-5:] == spoken(1, 5)
+        assert not worker.failed
+
+
+async def test_a_request_that_is_offered_again_while_it_gets_blocks_for_an_earlier_offer_gets_blocks_again(
+    serving: Any, spoken: Any
+) -> None:
+    settings = ("serve.engine=emulated", "model.name=llama-3.1-8b", "cluster.gpu=h100-sxm", "fleet.mode=disaggregated",
+                "fleet.prefill=1", "fleet.decode=1", "replica.num_blocks=64", "replica.max_model_len=512")  # fmt: skip
+    config = configuration.load(None, settings)
+    host = host_maker(config, served_model(config), TOKEN, "127.0.0.1:0")(0, None)
+    offer = convert.to_replica(Offered(Request(2, 0, 20, 5), 20, (Part(1),)), Job(2, tuple(range(20)), Sampling(max_tokens=5)))
+    async with serving([host]) as (worker, address), talking(address) as talk:
+        await talk.bring_up()
+        talk.submit(1, max_tokens=400)
+        await talk.ear.until(lambda: len(talk.ear.out.get(1, [])) > 3)
+        session = host.session
+        assert session is not None
+        driver = session._driver
+        assert driver is not None
+        post = driver.post
+
+        def ended(machine: MachineId, event: AnyEvent, priority: Priority) -> None:
+            post(machine, event, priority)
+            if isinstance(event, StepsDone):  # at this boundary the first offer gets its blocks
+                driver.post = post  # type: ignore[method-assign]
+                session.receive(convert.to_replica(Disowned((2,))))
+                session.receive(offer)
+
+        session.receive(offer)
+        driver.post = ended  # type: ignore[method-assign]
+        await talk.ear.hears(KvWanted)
+        talk.client.send(KvFailed(2, 0))  # the source's answer, after which nobody writes to the first blocks
+        await talk.ear.until(lambda: [event for event in talk.ear.events if isinstance(event, KvWanted)][1:])
         assert not worker.failed
 
 
