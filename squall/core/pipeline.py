@@ -92,8 +92,10 @@ class PipelinedReplica(Replica):
 
     def _launch(self, plan: Plan, steps: int) -> RunSteps:  # noqa: ARG002 - single steps only
         self._run = self._num_runs
-        if self.num_decodes in (0, self.decodes.size):
-            self.decodes, self._group = self._groups.part(self.decodes, self.num_decodes)
+        if self.num_decodes == self.decodes.size:
+            self.decodes, self._group = self._groups.empty(), self.decodes
+        elif not self.num_decodes:
+            self._group = self._groups.empty()
         self._batch = []
         action = super()._launch(plan, 1)
         self._num_runs = self._run
