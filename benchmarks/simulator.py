@@ -8,8 +8,8 @@ checkout (or under $SQUALL_SHARED): Azure's conversations of 2023, and Mooncake'
 drawn from log-normal distributions with about the same medians, and the Mooncake case is left out.
 
 Times are CPU seconds of the simulating thread (numpy's idle ones spin at times), the median of several runs, and cover the
-simulation itself: machines, world and driver, with prices of steps that are worked out anew in every run. The last line is a
-whole command with its start-up, in wall time.
+simulation itself: machines, world and driver. What the first run has worked out of the prices of steps the others find, as they
+do in a search. The last line is a whole command with its start-up, in wall time.
 
 Two machines are compared by `unit`: a fixed loop over a heap, a dictionary, objects and Structs, timed before each run. "units a
 request" is how many turns of that loop one request costs, and does not depend on the machine, to a tenth or so.
@@ -40,20 +40,21 @@ sees: unlike times they are the same on every run.
     an admission as the first of several steps       0.2 of 2.8 runs a request (sarathi), but 2 % of the bytecodes: longer runs of
                                                      a piece cost more to price; and a decode replica looks at its hand-offs one
                                                      step after an admission, so it is only right without them. Not kept
-    a plain boundary asks for no hand-offs or pairs  and a run's blocks are looked up once and bounded in one call: 4,540 -> 4,430
-                                                     bytecodes; Mooncake with blocks of 512: 7,790 -> 7,370, most of it for what a
+    a plain boundary asks for no hand-offs or pairs  and a run's blocks are looked up once and bounded in one call: -110 bytecodes a
+                                                     request; Mooncake with blocks of 512: 7,330 -> 6,950, most of it for what a
                                                      run of one step may evict, which is known without asking
-    a router of one replica keeps no heap            4,430 -> 4,370; of no use to a fleet
-    runs of one step look for no end of a sequence   4,370 -> 4,290, with what the driver needs at hand in one look, the plan in
-                                                     which all decode as one object and fewer calls in the policies
-    stages with the same attention price it once     TP4 PP2, 300 requests: 16,090 -> 14,280
+    a router of one replica keeps no heap            -60; of no use to a fleet
+    runs of one step look for no end of a sequence   -80, with what the driver needs at hand in one look, the plan in which all
+                                                     decode as one object and fewer calls in the policies
+    stages with the same attention price it once     TP4 PP2, 300 requests: 13,280 -> 11,920, with runs that take all decodes or
+                                                     none without a look at the groups
     the garbage collector off, once more             1,000 replicas: 4.5 % of the time; each look at 700 new objects, which lie
                                                      all over memory, takes half a millisecond, and finds nothing
 
-In plain Python 4,290 bytecodes a request are left with vllm, for 5.8 events and 2.1 runs of steps; with sarathi 6,230, for 6.5
-and 2.8: it cuts most prompts in two or three, each piece another run (and of 512 requests each pays 1,000 more for prices of new
-sizes). With a pipeline it is 7 to 8 runs of one step: there only longer runs would help, and they would have to know of each
-other's. Swapping to the host adds none where it is not asked for.
+In plain Python some 4,020 bytecodes a request are left with vllm, for 5.8 events and 2.1 runs of steps; with sarathi 5,190, for
+6.5 and 2.8: it cuts most prompts in two or three, each piece another run (and in its first run each of 512 requests pays 1,000
+more for prices of new sizes). With a pipeline it is 7 to 8 runs of one step: there only longer runs would help, and they would
+have to know of each other's. Swapping to the host adds none where it is not asked for.
 
 Why a bytecode costs ten nanoseconds here and three in a loop of its own: played back one after the other, the events of the
 second case cost the router 2.5 microseconds a request, the replica 10, engine and prices 7, the driver 5; taken by turns, as they
