@@ -45,7 +45,9 @@ GRACE_S = 60.0
 """How long a worker waits for a head that went away, or never came."""
 
 FLUSH_S = 2.0
-EXIT_S = 5.0
+EXIT_S = 20.0
+"""After so long it has hung: the end of a worker whose head is gone takes two flushes, and a while on a busy machine."""
+
 OPEN_S = 10.0
 """How long whoever calls may take to say who they are."""
 
