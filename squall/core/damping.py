@@ -37,7 +37,7 @@ def decide(
         before = state.target
         state.wanted = counts[role]
         state.highest.add(now, state.wanted)
-        state.target = _aim(state, policy, view, patience, num_slots, now)
+        state.target = _aim(state, states, policy, view, patience, num_slots, now)
         if state.target > before:
             state.raised_at = now
         elif state.target < before:
@@ -50,7 +50,10 @@ def decide(
     return decided
 
 
-def _aim(state: RoleState, policy: ScalePolicy, view: ScaleView, patience: Patience, num_slots: int | None, now: Nanos) -> int:
+def _aim(
+    state: RoleState, states: Mapping[Role, RoleState], policy: ScalePolicy, view: ScaleView, patience: Patience,
+    num_slots: int | None, now: Nanos,
+) -> int:  # fmt: skip
     """The next target."""
     target, wanted = state.target, state.wanted
     if state.manual is not None or num_slots is None:
@@ -65,9 +68,12 @@ def _aim(state: RoleState, policy: ScalePolicy, view: ScaleView, patience: Patie
     if wanted == target or (state.lowered_at is not None and now - state.lowered_at < patience.down_window):
         return target
     lowest = state.highest.over_window(now)
-    if lowest is None or (lowest := max(lowest, state.too_few.fewest)) >= target:
+    if lowest is None:
         return target
-    lower = lowered(policy, view, state, lowest)
+    fewest = state.too_few.fewest
+    if fewest > lowest and sum(other.target for other in states.values()) <= num_slots:  # else another role needs the place more
+        lowest = fewest
+    lower = lowered(policy, view, state, lowest) if lowest < target else target
     if lower < target and getattr(policy, "reactive", False):
         state.too_few.lowered()
     return lower

@@ -79,9 +79,9 @@ class Loader:
         begins_up: bool = False,
         kv: KvMoves | None = None,
     ) -> None:
-        self.push: Callable[[Nanos], None] = lambda _: None
-        self.lost: Callable[[ReplicaId, Nanos], None] = lambda *_: None
-        self.tell_replica: Callable[[ReplicaId, AnyEvent], None] = lambda *_: None
+        self.push: Callable[[Nanos], None] = lambda _at: None
+        self.lost: Callable[[ReplicaId, Nanos], None] = lambda _replica, _now: None
+        self.tell_replica: Callable[[ReplicaId, AnyEvent], None] = lambda _replica, _event: None
         self.neighbours: Sequence[Loader] = ()
         self.roads = roads
         self.num_started = 0

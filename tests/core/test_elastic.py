@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import ClassVar
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
@@ -149,6 +152,43 @@ def test_downwards_once_a_window() -> None:
     assert subject.sleep(16)[0] == Decided(BOTH, 5, 4, "turned")
     assert not any(isinstance(action, Decided) for action in subject.sleep(28))  # though one was enough over the latest thirty
     assert subject.sleep(2)[0] == Decided(BOTH, 4, 1, "turned")
+
+
+class Apart(Struct):
+    """So many of each role, by what there is to do."""
+
+    reactive: ClassVar[bool] = True
+    prefill: int
+    decode: int
+
+    def __call__(self, _view: ScaleView) -> Wanted:
+        return Wanted({Role.PREFILL: self.prefill, Role.DECODE: self.decode}, "turned")
+
+
+def test_a_size_that_was_too_small_is_left_alone_but_where_another_role_has_no_place() -> None:
+    dial, counts = Apart(1, 3), Counts()
+    plan = FleetPlan({Role.PREFILL: Bounds(1, 3, 1), Role.DECODE: Bounds(1, 3, 3)}, Slots(4, 4))
+    controller = Controller(plan, dial)
+    controller.traffic = counts
+    instants = itertools.count(0, SECOND)
+
+    def decided_within(seconds: int) -> list[tuple[Role, int, int]]:
+        found = []
+        for now in itertools.islice(instants, seconds):
+            counts.both.num_arrived += 20
+            counts.both.num_arrived_tokens += 2000
+            found += [one for one in controller.handle(Woke(), now) if isinstance(one, Decided)]
+        return [(one.role, one.before, one.after) for one in found]
+
+    assert decided_within(60) == []
+    dial.decode = 2
+    assert decided_within(40) == [(Role.DECODE, 3, 2)]
+    dial.decode = 3
+    assert decided_within(40) == [(Role.DECODE, 2, 3)]
+    dial.decode = 2
+    assert decided_within(300) == []  # two were too few
+    dial.prefill = 2
+    assert decided_within(2) == [(Role.PREFILL, 1, 2), (Role.DECODE, 3, 2)]
 
 
 class Fullness(Struct):
