@@ -40,7 +40,7 @@ sees: unlike times they are the same on every run.
     an admission as the first of several steps       0.2 of 2.8 runs a request (sarathi), but 2 % of the bytecodes: longer runs of
                                                      a piece cost more to price; and a decode replica looks at its hand-offs one
                                                      step after an admission, so it is only right without them. Not kept
-    a plain boundary asks for no hand-offs or pairs  and a run's blocks are looked up once and bounded in one call: -110 bytecodes;
+    a plain boundary asks for no hand-offs or pairs  and a run bounds its blocks in one call, having looked them up once: -110;
                                                      Mooncake with blocks of 512: 7,330 -> 6,950, most of it for what a run of
                                                      one step may evict, which is known without asking
     a router of one replica keeps no heap            -60; of no use to a fleet
