@@ -16,19 +16,21 @@ ROOT = Path(__file__).resolve().parents[1]
 
 LONGEST = (
     "live/engine/test_smollm2.py",
-    "live/test_weights_between_workers.py",
-    "live/test_parallel_moves.py",
-    "sim/test_chaos.py",
-    "twin/test_demo.py",
-    "live/engine/test_weights_between_processes.py",
+    "fault/test_head_returns_to_hosts.py",
     "sim/test_equivalence.py",
-    "search/test_pool.py",
+    "live/engine/test_weights_between_processes.py",
+    "twin/test_demo.py",
+    "sim/test_chaos.py",
     "test_cli.py",
-    "live/test_host_launch.py",
-    "search/test_command.py",
     "fault/test_elastic_serve.py",
+    "live/test_host_launch.py",
+    "live/test_weights_between_workers.py",
+    "live/rpc/test_convert.py",
+    "live/test_parallel_moves.py",
+    "sim/test_elastic.py",
+    "fault/test_serve_ends.py",
     "fault/test_head_returns.py",
-    "live/engine/test_parallel.py",
+    "fault/test_workers_die.py",
 )
 """The files that take longest, in order. They are begun first: one that began last would be waited for by all other processes."""
 
