@@ -210,8 +210,9 @@ def scale(
 
     if replicas is not None and auto:
         raise ConfigError("a number of replicas and --auto contradict each other; give one of them")
-    if role is not None and replicas is None and not auto:
-        raise ConfigError("--role alone changes nothing; give a number of replicas, or --auto")
+    for name, given in (("--role", role), ("--model", model)):
+        if given is not None and replicas is None and not auto:
+            raise ConfigError(f"{name} alone changes nothing; give a number of replicas, or --auto")
     change: dict[str, Any] | None = None
     if replicas is not None or auto:
         change = {"replicas": replicas, "role": role} | ({} if model is None else {"model": model})

@@ -117,6 +117,7 @@ def test_what_is_no_status(service: Service) -> None:
     [
         (["3", "--auto"], "a number of replicas and --auto contradict each other; give one of them"),
         (["--role", "decode"], "--role alone changes nothing; give a number of replicas, or --auto"),
+        (["--model", "chat"], "--model alone changes nothing; give a number of replicas, or --auto"),
     ],
 )
 def test_words_that_make_no_sense_together_are_refused(service: Service, words: list[str], message: str) -> None:
