@@ -25,11 +25,17 @@ from squall.mistakes import shown
 OF_NODES = ("node", "link")
 """Faults that are not of one fleet."""
 
+LONGEST_NAME = 100
+"""A folder's name, with what is put around it while it is written."""
+
+FILES = ("cluster.json", "gpus.parquet", "report.html")
+"""What lies beside the folders of the models (`report.cluster`), so that none can have its name."""
+
 
 def name_of(config: Config) -> str:
-    """What a fleet is called among others, in reports and in the names of folders."""
+    """What a fleet is called among others, in reports and in the names of folders; none is longer than a disk takes."""
     name = config.model.served_as[0] if config.model.served_as else Path(config.model.name).name
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "model"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:LONGEST_NAME].strip(".-") or "model"
 
 
 def shares(configs: Sequence[Config], files: Sequence[str]) -> list[Share]:
@@ -78,6 +84,10 @@ def _check_names(configs: Sequence[Config], files: Sequence[str]) -> None:
         name = name_of(config)
         if (other := seen.get(name)) is not None:
             raise ConfigError(f"{other} and {file} both serve {name!r}; give one of them another name with model.served_as")
+        if name in FILES:
+            raise ConfigError(
+                f"{file}: a file beside its folder is called {name!r}; give the model another name with model.served_as"
+            )
         seen[name] = file
 
 

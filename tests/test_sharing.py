@@ -8,7 +8,9 @@ from squall import config as configuration
 from squall.core.fleet_plan import Share
 from squall.errors import ConfigError
 from squall.fleet_tables import Fault
-from squall.sharing import name_of, shares, with_faults_dealt_out
+from squall.report.cluster import CLUSTER, GPUS
+from squall.report.run import REPORT
+from squall.sharing import FILES, name_of, shares, with_faults_dealt_out
 
 BASE = ("model.name=llama-3-8b", "cluster.gpu=a100-80g", "cluster.gpus_per_node=4")
 
@@ -42,6 +44,7 @@ def test_a_fleet_of_two_roles_needs_the_least_of_both() -> None:
             ["model.served_as=['m0']"],
             r"a.toml and b.toml both serve 'm0'; give one .* with model.served_as",
         ),
+        ([], ["model.served_as=['report.html']"], r"b.toml: a file beside its folder is called 'report.html'; give .*served_as"),
         (["fleet.pools=[{replicas=2}]"], [], r"a.toml: \[\[fleet.pools\]\] bring their own machines"),
         (["fleet.replicas=3"], ["fleet.replicas=2"], r"cannot begin together on 1 x 4 GPUs: m0 3 x 1, m1 2 x 1 .*all of m1"),
         (["fleet.replicas=3"], ["replica.tp=2"], r"cannot begin together on 1 x 4 GPUs: m0 3 x 1, m1 1 x 2 leave no place"),
@@ -74,3 +77,8 @@ def test_names_are_fit_for_folders() -> None:
     name = "meta-llama/Llama-3.1-8B"
     assert name_of(configuration.load(None, [f"model.name={name}"])) == "Llama-3.1-8B"
     assert name_of(configuration.load(None, ["model.served_as=['a/b c', 'd']"])) == "a-b-c"
+    assert name_of(configuration.load(None, [f"model.served_as=['{99 * 'a'}/{300 * 'b'}']"])) == 99 * "a"
+
+
+def test_no_model_is_called_as_what_lies_beside_its_folder() -> None:
+    assert set(FILES) == {CLUSTER, GPUS, REPORT}
