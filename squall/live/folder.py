@@ -6,7 +6,8 @@ Knows files, and nothing of what runs.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from squall import config as configuration
@@ -18,19 +19,30 @@ Say = Callable[[str], None]
 """Tells a person what happens, one line each."""
 
 
-def make_folder(directory: Path, config: Config) -> Path:
-    """The run directory, with what workers need to start. Returns the folder of their logs; leaves nothing where it cannot."""
-    logs = directory / "logs"
+@contextmanager
+def new_folder(directory: Path) -> Iterator[None]:
+    """The run directory, for what the block puts into it: where the block fails, nothing is left.
+
+    Raises ConfigError: it is there already, or cannot be made.
+    """
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        directory.mkdir()
+        directory.mkdir(parents=True)
     except OSError as error:
         raise ConfigError(f"cannot make the run directory {directory}: {error.strerror}") from None
     try:
-        logs.mkdir()
+        yield
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def fill_folder(directory: Path, config: Config) -> Path:
+    """What workers need to start, in the run directory or a model's part of it. Returns the folder of their logs."""
+    logs = directory / "logs"
+    try:
+        logs.mkdir(parents=True)
         (directory / "config.toml").write_text(configuration.dumps(config), encoding="utf-8")
     except OSError as error:
-        shutil.rmtree(directory, ignore_errors=True)
         raise ConfigError(f"cannot write into the run directory {directory}: {error.strerror}") from None
     return logs
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
@@ -21,12 +20,12 @@ from squall import config as configuration
 from squall.config import Config
 from squall.core.fleet_plan import FleetPlan, Share
 from squall.core.types import ReplicaId
-from squall.errors import ConfigError, ModelError, SquallError
+from squall.errors import ConfigError, ModelError
 from squall.launch_tables import Launcher
 from squall.live.descriptors import allow_files
 from squall.live.estate import Estate
 from squall.live.fitness import crowded, refuse_simulated, refuse_unfit, refuse_untraceable
-from squall.live.folder import Say, make_folder, merge_logs, open_head_log
+from squall.live.folder import Say, fill_folder, merge_logs, new_folder, open_head_log
 from squall.live.launch import FleetLauncher, LocalLauncher, Place
 from squall.live.loop import run
 from squall.live.plan import served_plan, shared_plan
@@ -64,7 +63,7 @@ def serve(config: Config, directory: Path, say: Say) -> None:
     """
     began = monotonic()
     allow_files()
-    _run([_fleet(config, directory)], say, began)
+    _run([_fleet(config, directory)], directory, say, began)
 
 
 def serve_together(configs: Sequence[Config], files: Sequence[str], directory: Path, say: Say) -> None:
@@ -82,7 +81,7 @@ def serve_together(configs: Sequence[Config], files: Sequence[str], directory: P
         _fleet(config, directory / name_of(config), share, at) for config, share, at in zip(configs, found, begin, strict=True)
     ]
     _check_served_names(fleets, files)
-    _run(fleets, say, began)
+    _run(fleets, directory, say, began)
 
 
 class Fleet(NamedTuple):
@@ -108,14 +107,14 @@ def _fleet(config: Config, directory: Path, share: Share | None = None, begin: S
     return Fleet(config, model, _plan(config, model, share), directory, begin or range(config.fleet.num_initial))
 
 
-def _run(fleets: Sequence[Fleet], say: Say, began: float) -> None:
+def _run(fleets: Sequence[Fleet], directory: Path, say: Say, began: float) -> None:
     for fleet in fleets:
         if (warning := crowded(fleet.config)) is not None:
-            (say if len(fleets) == 1 else _saying(fleet.model.names[0], say))(warning)
+            _about(fleet, fleets, say)(warning)
     with contextlib.ExitStack() as held:
         first = fleets[0].config.serve
         listener = held.enter_context(contextlib.closing(_listen(first.host, first.port)))
-        launched = [held.enter_context(_launched(fleet, say)) for fleet in fleets]
+        launched = held.enter_context(_all_launched(fleets, directory, say))
         run(_serve(fleets, launched, listener, say, began))
 
 
@@ -124,19 +123,25 @@ Launched = tuple["FleetLauncher", Path]
 
 
 @contextlib.contextmanager
+def _all_launched(fleets: Sequence[Fleet], directory: Path, say: Say) -> Iterator[list[Launched]]:
+    """The run directory and the first processes of all. Where those of one cannot be had, nothing is left of the others'."""
+    with new_folder(directory), contextlib.ExitStack() as beginning:
+        launched = [beginning.enter_context(_launched(fleet, say)) for fleet in fleets]
+        held = beginning.pop_all()
+    with held:
+        yield launched
+
+
+@contextlib.contextmanager
 def _launched(fleet: Fleet, say: Say) -> Iterator[Launched]:
-    """A fleet's run directory and its first processes, which end with the block."""
+    """What a fleet has in the run directory and its first processes, which end with the block."""
     config, directory = fleet.config, fleet.directory
     with contextlib.ExitStack() as held:
         left = left_to(config, say)
         if left is not None:
             held.enter_context(left)
-        logs = make_folder(directory, config)
-        try:
-            launcher = _launcher(config, directory, logs, fleet.plan, say, left)
-        except SquallError:
-            shutil.rmtree(directory, ignore_errors=True)  # nothing has run yet
-            raise
+        logs = fill_folder(directory, config)
+        launcher = _launcher(config, directory, logs, fleet.plan, say, left)
         try:
             launcher.prepare(fleet.begin)
             yield launcher, logs
@@ -259,10 +264,11 @@ async def _serve(fleets: Sequence[Fleet], launched: Sequence[Launched], listener
         from squall.live.tracing import open_tracer
 
         tracer = open_tracer(config.serve.otlp_endpoint, say)
-    logs = [open_head_log(fleet.config, folder, say) for fleet, (_, folder) in zip(fleets, launched, strict=True)]
-    heads = []
-    for fleet, (launcher, _), log in zip(fleets, launched, logs, strict=True):
-        model, about = fleet.model, say if len(fleets) == 1 else _saying(fleet.model.names[0], say)
+    heads, logs = [], []
+    for fleet, (launcher, folder) in zip(fleets, launched, strict=True):
+        model, about = fleet.model, _about(fleet, fleets, say)
+        log = open_head_log(fleet.config, folder, about)
+        logs.append(log)
         head = Head(fleet.config, model.names, model.tokenizer(), model.max_model_len, launcher, log, about, plan=fleet.plan)
         if fleet.config.launcher.kind == "hosts":
             cast("HostsLauncher", launcher).watch = head
@@ -304,9 +310,9 @@ async def _serve(fleets: Sequence[Fleet], launched: Sequence[Launched], listener
                 log.close()
 
 
-def _saying(model: str, say: Say) -> Say:
-    """Whose fleet it is that something is said of."""
-    return lambda line: say(f"{model}: {line}")
+def _about(fleet: Fleet, fleets: Sequence[Fleet], say: Say) -> Say:
+    """Says of which of several fleets something is said."""
+    return say if len(fleets) == 1 else lambda line: say(f"{fleet.model.names[0]}: {line}")
 
 
 async def _sweep() -> None:

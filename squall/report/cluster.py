@@ -28,7 +28,7 @@ from squall.errors import ConfigError, SquallError
 from squall.files import write_and_sync
 from squall.report.compare import written
 from squall.report.offline import INK, Trace, chart, offline_page
-from squall.report.run import REPORT, write_file, write_run
+from squall.report.run import REPORT, put_run, write_file
 from squall.report.summary import Summary
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from squall.perf.composed import Composed
     from squall.report.deployed import On
 
-CLUSTER, GPUS = "cluster.json", "gpus.parquet"
+CLUSTER, GPUS = "cluster.json", "gpus.parquet"  # with REPORT, `sharing.FILES`
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by colour-blind readers too
 
 
@@ -98,9 +98,7 @@ def write_cluster(path: Path, runs: Sequence[FleetRun]) -> tuple[ClusterSummary,
         beside.mkdir(parents=True)
         shares, summaries = [], []
         for run in runs:
-            summary = write_run(
-                beside / run.name, run.record, run.config, run.usd_per_gpu_hour, run.events, run.on, run.operators
-            )
+            summary = put_run(beside / run.name, run.record, run.config, run.usd_per_gpu_hour, run.events, run.on, run.operators)
             summaries.append(summary)
             levels, end = _levels(run.record), run.record.ended_at
             shares.append(

@@ -120,6 +120,22 @@ def write_run(
     Raises:
         SquallError: `path` exists, or the disk is full or not writable; nothing is left behind then.
     """
+    try:
+        return put_run(path, record, config, usd_per_gpu_hour, events, on, operators)
+    except OSError as error:
+        raise SquallError(f"cannot write the run directory {path}: {error.strerror or error}") from None
+
+
+def put_run(
+    path: Path,
+    record: RunRecord,
+    config: Config,
+    usd_per_gpu_hour: float | None,
+    events: bytes | None = None,
+    on: On | None = None,
+    operators: Sequence[Composed] = (),
+) -> Summary:
+    """As `write_run`, as a part of something larger: what goes wrong is an OSError."""
     observed, seen = {}, None
     energy_j = None
     if record.observed is not None:
@@ -147,10 +163,7 @@ def write_run(
         files[SERIES] = _parquet(series(record, config.slo, config.run.series_s, gpus))
     if events is not None:
         files[EVENTS] = events
-    try:
-        write_directory(path, files)
-    except OSError as error:
-        raise SquallError(f"cannot write the run directory {path}: {error.strerror or error}") from None
+    write_directory(path, files)
     return summary
 
 

@@ -1,5 +1,6 @@
 """Two models behind one endpoint and on one cluster: a GPU that one gives back is the other's, and both logs can be replayed."""
 
+import mmap
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from squall.eventlog import read
 from squall.live.serve import serve_together
 from squall.twin.observe import observe
 from tests.live.checkpoints import write_checkpoint
+from tests.live.disks import small_disk
 
 EMULATED = """
 model = {{ name = "llama-3.1-8b", served_as = ["{name}"] }}
@@ -149,6 +151,17 @@ def test_a_real_model_at_rest_leaves_its_place_to_the_other_and_gets_it_back(tmp
         assert service.complete("chat", 20) == said  # who asks wakes it
         service.until(code=1)
     check_logs(tmp_path / "run", ["chat", "code"])
+
+
+def test_where_one_cannot_begin_nothing_is_left_of_the_others(tmp_path: Path) -> None:
+    """The disk has room for one file of one page: the configuration of the first."""
+    base = ("serve.engine=emulated", "serve.port=0", "model.name=llama-3.1-8b", "cluster.gpu=h100-sxm")
+    configs = [configuration.load(None, [*base, f"model.served_as=['{name}']"]) for name in ("chat", "code")]
+    assert len(configuration.dumps(configs[0])) <= mmap.PAGESIZE
+    with small_disk(tmp_path / "disk", mmap.PAGESIZE) as disk:
+        with pytest.raises(ConfigError, match=r"cannot write into the run directory .*run/code: No space left"):
+            serve_together(configs, ["a.toml", "b.toml"], disk / "run", lambda _: None)
+        assert not list(disk.iterdir())
 
 
 @pytest.mark.parametrize(

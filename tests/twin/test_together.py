@@ -1,5 +1,6 @@
 """Several models on one simulated cluster: GPUs go round, links are shared, nodes fall for all; each log tells its own story."""
 
+import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from squall.core.actions import StartReplica
 from squall.core.events import GpusHeld, NodeDown, ReplicaLost, ReplicaStopped, Warmed
 from squall.core.metrics import Outcome, RunRecord
 from squall.core.types import FOREVER, SECOND, MachineId, Nanos
+from squall.errors import SquallError
 from squall.eventlog import Record, read
 from squall.report.cluster import GPUS, read_cluster, write_cluster_report
 from squall.sharing import shares
@@ -19,6 +21,7 @@ from squall.sim.run import Body, simulate
 from squall.twin.observe import observe
 from squall.twin.rehearse import parts_of
 from squall.twin.together import rehearse_together, simulate_together
+from tests.live.disks import small_disk
 
 FILES = ["chat.toml", "code.toml"]
 SMALL = ("model.name=llama-3-8b", "cluster.gpu=a100-80g", "cluster.gpus_per_node=4", "fleet.replicas={min=1, max=4}",
@@ -121,6 +124,13 @@ def test_bursts_that_alternate_need_fewer_gpus_than_two_clusters(tmp_path: Path)
     assert (tmp_path / "run" / GPUS).is_file()
     page = write_cluster_report(tmp_path / "run").read_text(encoding="utf-8")
     assert "GPUs that each model has" in page
+
+
+def test_a_full_disk_is_said_of_the_run_directory_and_leaves_nothing(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", mmap.PAGESIZE) as disk:
+        with pytest.raises(SquallError, match=rf"^cannot write the run directory {disk}/run: No space left on device$"):
+            simulate_together(pair([steady(1, 5)], [steady(1, 5)]), FILES, disk / "run")
+        assert not list(disk.iterdir())
 
 
 def test_a_fleet_whose_neighbour_does_nothing_runs_as_it_would_alone() -> None:
