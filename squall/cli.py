@@ -147,8 +147,8 @@ def _simulate_together(
     from squall.report.run import place_for
     from squall.twin.together import simulate_together
 
-    configs = _load_each(files, settings, given)
-    place = place_for("simulate", None if out is None else str(out))
+    configs = _load_each(files, settings, out, given)
+    place = place_for("simulate", configs[0].run.out)
     with simulation_progress() as shown:
         summary, each = simulate_together(configs, [str(file) for file in files], place, events=events, progress=shown)
     for fleet, one in zip(summary.fleets, each, strict=True):
@@ -184,8 +184,8 @@ def serve(
     }  # fmt: skip
     files: list[Path | None] = [*(configs or (None,))]
     several = len(files) > 1
-    loaded = _load_each(configs or [], settings, given) if several else [_load(files[0], settings, out, given)]
-    place = place_for("serve", loaded[0].run.out if not several else None if out is None else str(out))
+    loaded = _load_each(configs or [], settings, out, given) if several else [_load(files[0], settings, out, given)]
+    place = place_for("serve", loaded[0].run.out)
     if with_parent:
         threading.Thread(target=_watch_parent, daemon=True).start()
     if several:
@@ -337,14 +337,14 @@ def _load(config: Path | None, settings: list[str] | None, out: Path | None, *op
     return load(config, [*(settings or ()), *(f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None)])
 
 
-def _load_each(files: list[Path], settings: list[str] | None, given: dict[str, Any]) -> list[Config]:
+def _load_each(files: list[Path], settings: list[str] | None, out: Path | None, given: dict[str, Any]) -> list[Config]:
     """Of several models. What is wrong with one by an override, is said of its file."""
+    from squall.sharing import said_of
+
     loaded = []
     for file in files:
-        try:
-            loaded.append(_load(file, settings, None, given))
-        except ConfigError as error:
-            raise ConfigError(str(error) if str(error).startswith(str(file)) else f"{file}: {error}") from None
+        with said_of(str(file)):
+            loaded.append(_load(file, settings, out, given))
     return loaded
 
 

@@ -7,7 +7,8 @@ memory and nodes are everybody's. Knows keys, and nothing of how fleets run.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,15 @@ def name_of(config: Config) -> str:
     """What a fleet is called among others, in reports and in the names of folders; none is longer than a disk takes."""
     name = config.model.served_as[0] if config.model.served_as else Path(config.model.name).name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:LONGEST_NAME].strip(".-") or "model"
+
+
+@contextmanager
+def said_of(file: str) -> Iterator[None]:
+    """What is wrong with one of several configurations is said of its file."""
+    try:
+        yield
+    except ConfigError as error:
+        raise error if str(error).startswith(f"{file}: ") else type(error)(f"{file}: {error}") from None
 
 
 def shares(configs: Sequence[Config], files: Sequence[str]) -> list[Share]:
@@ -96,7 +106,7 @@ def _check_same(first: Config, config: Config, file: str, other: str) -> None:
     for table, keys in (
         ("cluster", first.cluster.__struct_fields__),
         ("hazards", ("node_per_hour", "node_back_s", "notice_s")),
-        ("run", ("duration_s",)),
+        ("run", ("duration_s", "out")),
     ):
         here, there = getattr(first, table), getattr(config, table)
         for key in keys:

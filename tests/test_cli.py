@@ -219,6 +219,8 @@ def test_several_models_leave_a_run_directory_each_and_one_page_for_all(squall: 
     assert squall("compare", "run", "run/chat").err == (
         "squall: error: run holds the runs of several models; name one: run/chat, run/code\n"
     )
+    said = squall("simulate", *files, "--set", "workload.duration_s=5", "--set", "run.out=there")
+    assert said.out.splitlines()[-3] == "wrote there"
     said = squall("simulate", *files, "--set", "cluster.gpus_per_node=2")
     assert said.err.startswith(f"squall: error: {files[0]}: --set: [fleet] may grow to 7 replicas of 1 GPU, and 1 x 2 GPUs")
     said = squall("simulate", files[0], files[0], "--out", "other")

@@ -38,6 +38,7 @@ def test_a_fleet_of_two_roles_needs_the_least_of_both() -> None:
         (["cluster.nic_gbps=10"], [], r"the same cluster.nic_gbps: it is 10.0 in a.toml, and not set in b.toml"),
         ([], ["cluster.gpu=h100-sxm"], r"the same cluster.gpu: it is 'a100-80g' in a.toml, and 'h100-sxm' in b.toml"),
         (["run.duration_s=5"], [], r"the same run.duration_s: it is 5.0 in a.toml, and not set in b.toml"),
+        ([], ["run.out='there'"], r"the same run.out: it is not set in a.toml, and 'there' in b.toml"),
         (["hazards.node_per_hour=1"], [], r"the same hazards.node_per_hour"),
         (
             [],

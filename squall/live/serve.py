@@ -34,7 +34,7 @@ from squall.live.served import ServedModel, served_model
 from squall.live.succession import fleet_of, left_to
 from squall.live.transport.segment import HostCopies
 from squall.pools import refuse_pools
-from squall.sharing import first_places, name_of, shares
+from squall.sharing import first_places, name_of, said_of, shares
 
 if TYPE_CHECKING:
     import uvicorn
@@ -77,9 +77,10 @@ def serve_together(configs: Sequence[Config], files: Sequence[str], directory: P
         _check_shareable(configs[0], config, files[0], file)
     found = shares(configs, files)
     begin = first_places(configs, found)
-    fleets = [
-        _fleet(config, directory / name_of(config), share, at) for config, share, at in zip(configs, found, begin, strict=True)
-    ]
+    fleets = []
+    for config, file, share, at in zip(configs, files, found, begin, strict=True):
+        with said_of(file):
+            fleets.append(_fleet(config, directory / name_of(config), share, at))
     _check_served_names(fleets, files)
     _run(fleets, directory, say, began)
 

@@ -18,7 +18,7 @@ from squall.report.cluster import ClusterSummary, FleetRun, write_cluster
 from squall.report.deployed import deployed
 from squall.report.operators import explainers
 from squall.report.summary import Summary
-from squall.sharing import name_of, shares, with_faults_dealt_out
+from squall.sharing import name_of, said_of, shares, with_faults_dealt_out
 from squall.sim import together
 from squall.sim.run import Body
 from squall.twin.rehearse import ends_at, parts_of, usd_per_gpu_hour
@@ -48,9 +48,10 @@ def rehearse_together(
     found = shares(configs, files)
     looking = watchers or [()] * len(configs)
     shown = [] if progress is None else [progress]
-    parts = [
-        parts_of(config, [*own, *shown], share) for config, share, own in zip(configs, found, looking, strict=True)
-    ]  # fmt: skip
+    parts = []
+    for config, file, share, own in zip(configs, files, found, looking, strict=True):
+        with said_of(file):
+            parts.append(parts_of(config, [*own, *shown], share))
     if progress is not None:
         progress.phase("simulating", sum(len(part.requests) for part in parts))
     began = time.perf_counter()

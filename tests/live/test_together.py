@@ -170,6 +170,8 @@ def test_where_one_cannot_begin_nothing_is_left_of_the_others(tmp_path: Path) ->
         (["serve.port=1"], r"models of one head need the same serve.port: it is 0 in a.toml, and 1 in b.toml"),
         (["launcher.kind=ray"], r"b.toml: launcher.kind = 'ray' is for one model so far; several models want 'local'"),
         (["cluster.nodes=2"], r"models on one cluster need the same cluster.nodes: it is 1 in a.toml, and 2 in b.toml"),
+        (["model.name=nobodys"], r"b.toml: model.name 'nobodys' is neither a known model"),
+        (["serve.engine=torch"], r"b.toml: model 'llama-3.1-8b' is neither a checkpoint directory nor known"),
         (["model.served_as=['x', 'chat']"], r"a.toml and b.toml both serve 'chat'; give one of them another model.served_as"),
     ],
 )

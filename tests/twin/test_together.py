@@ -12,7 +12,7 @@ from squall.core.actions import StartReplica
 from squall.core.events import GpusHeld, NodeDown, ReplicaLost, ReplicaStopped, Warmed
 from squall.core.metrics import Outcome, RunRecord
 from squall.core.types import FOREVER, SECOND, MachineId, Nanos
-from squall.errors import SquallError
+from squall.errors import ModelError, SquallError
 from squall.eventlog import Record, read
 from squall.report.cluster import GPUS, read_cluster, write_cluster_report
 from squall.sharing import shares
@@ -124,6 +124,11 @@ def test_bursts_that_alternate_need_fewer_gpus_than_two_clusters(tmp_path: Path)
     assert (tmp_path / "run" / GPUS).is_file()
     page = write_cluster_report(tmp_path / "run").read_text(encoding="utf-8")
     assert "GPUs that each model has" in page
+
+
+def test_what_is_wrong_with_one_is_said_of_its_file() -> None:
+    with pytest.raises(ModelError, match=r"^code.toml: model.name 'nobodys' is neither a known model"):
+        play(pair([steady(1, 5)], [steady(1, 5), "model.name=nobodys"]))
 
 
 def test_a_full_disk_is_said_of_the_run_directory_and_leaves_nothing(tmp_path: Path) -> None:
