@@ -9,7 +9,9 @@ from hypothesis import HealthCheck, settings
 
 from squall.cores import num_cores
 
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
+# A busy machine is no failure. Where a change is judged, chance is none either: new examples are for those who look for them.
+judged = "CI" in os.environ
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=judged)
 settings.load_profile("untimed")
 
 ROOT = Path(__file__).resolve().parents[1]
