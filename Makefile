@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+unexport PYTHONDONTWRITEBYTECODE # many processes start here, and each would compile all that it imports
 
 .PHONY: demo test check lint types imports bench smoke docs proto fast plain clean
 
