@@ -7,6 +7,7 @@ The one place that turns `SquallError` into a line on stderr and an exit code: 2
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -109,6 +110,8 @@ def simulate(
     out: Out = None,
 ) -> None:
     """Run a fleet on a virtual clock; or several, of one model each, on one cluster."""
+    gc.disable()  # a process as short as this gives nothing up in circles, and most of it is imports
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy would start threads, for products of matrices that there are not
     asked = {"run.detail": detail, "run.steps": steps, "run.trace": trace, "run.operators": operators}
     given = {key: True for key, wanted in asked.items() if wanted} | ({} if series is None else {"run.series_s": series})
     if len(configs) > 1:
