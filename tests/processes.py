@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
@@ -17,6 +17,13 @@ def is_gone(pid: int) -> bool:
 def children(pid: int) -> list[int]:
     """Processes that its main thread has started."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def commands() -> Iterator[tuple[int, list[str]]]:
+    """All processes there are, and the words that each was started with."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has just ended
+            yield int(path.parent.name), path.read_bytes().decode(errors="replace").split("\0")
 
 
 def host_copies(pids: Iterable[int]) -> set[Path]:

@@ -28,7 +28,7 @@ from squall.errors import ConfigError, SquallError
 from squall.files import write_and_sync
 from squall.report.compare import written
 from squall.report.offline import INK, Trace, chart, offline_page
-from squall.report.run import REPORT, put_run, write_file
+from squall.report.run import REPORT, write_file, write_run
 from squall.report.summary import Summary
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ def write_cluster(path: Path, runs: Sequence[FleetRun]) -> tuple[ClusterSummary,
         beside.mkdir(parents=True)
         shares, summaries = [], []
         for run in runs:
-            summary = put_run(beside / run.name, run.record, run.config, run.usd_per_gpu_hour, run.events, run.on, run.operators)
+            place, price = beside / run.name, run.usd_per_gpu_hour
+            summary = write_run(place, run.record, run.config, price, run.events, run.on, run.operators, part_of=path)
             summaries.append(summary)
             levels, end = _levels(run.record), run.record.ended_at
             shares.append(

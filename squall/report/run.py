@@ -109,6 +109,7 @@ def write_run(
     events: bytes | None = None,
     on: On | None = None,
     operators: Sequence[Composed] = (),
+    part_of: Path | None = None,
 ) -> Summary:
     """Write the run directory at `path`, which must not exist, and return its summary.
 
@@ -116,26 +117,11 @@ def write_run(
         events: a whole event log.
         on: what it ran on, for utilisation and energy; of use where the run was observed.
         operators: tell those of an observed run apart, where they are wanted; see `report.operators.explainers`.
+        part_of: the directory that was asked for, where this is one of several in it: what goes wrong is said of that.
 
     Raises:
         SquallError: `path` exists, or the disk is full or not writable; nothing is left behind then.
     """
-    try:
-        return put_run(path, record, config, usd_per_gpu_hour, events, on, operators)
-    except OSError as error:
-        raise SquallError(f"cannot write the run directory {path}: {error.strerror or error}") from None
-
-
-def put_run(
-    path: Path,
-    record: RunRecord,
-    config: Config,
-    usd_per_gpu_hour: float | None,
-    events: bytes | None = None,
-    on: On | None = None,
-    operators: Sequence[Composed] = (),
-) -> Summary:
-    """As `write_run`, as a part of something larger: what goes wrong is an OSError."""
     observed, seen = {}, None
     energy_j = None
     if record.observed is not None:
@@ -163,7 +149,10 @@ def put_run(
         files[SERIES] = _parquet(series(record, config.slo, config.run.series_s, gpus))
     if events is not None:
         files[EVENTS] = events
-    write_directory(path, files)
+    try:
+        write_directory(path, files)
+    except OSError as error:
+        raise SquallError(f"cannot write the run directory {part_of or path}: {error.strerror or error}") from None
     return summary
 
 

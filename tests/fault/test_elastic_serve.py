@@ -22,7 +22,7 @@ from squall.live.launch import LocalLauncher
 from squall.live.served import served_model
 from tests.live.checkpoints import write_checkpoint
 from tests.live.disks import small_disk
-from tests.processes import host_copies
+from tests.processes import commands, host_copies
 
 SETTINGS = (
     "serve.engine=emulated",
@@ -91,13 +91,8 @@ async def test_a_second_worker_comes_with_a_burst_and_goes_after_it_and_no_clien
 
 def running(directory: Path) -> list[int]:
     """Worker processes of this deployment."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            words = path.read_bytes().split(b"\0")
-            if b"squall.live.worker" in words and str(directory / "config.toml").encode() in words:
-                found.append(int(path.parent.name))
-    return found
+    config = str(directory / "config.toml")
+    return [pid for pid, words in commands() if "squall.live.worker" in words and config in words]
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGTERM])

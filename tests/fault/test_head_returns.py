@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from squall.live.estate import FILE
-from tests.fault.test_serve_ends import Asking, complete
+from tests.fault.test_serve_ends import Asking, complete, stand_still
 from tests.processes import children, is_gone
 
 
@@ -103,13 +103,7 @@ def test_a_head_that_stands_still_for_a_while_finds_its_workers_again(server: An
     """They have given it up meanwhile; killed, they would have lost their weights."""
     with server() as subject:
         left = children(subject.process.pid)
-        asking = Asking(subject.url, seed=3, max_tokens=200)
-        asking.began.wait(20)
-        subject.process.send_signal(signal.SIGSTOP)
-        time.sleep(13)  # longer than anybody keeps silent
-        subject.process.send_signal(signal.SIGCONT)
-        asking.join()
-        assert asking.text == spoken(3, 200)
+        stand_still(subject, spoken)
         assert children(subject.process.pid) == left
 
 

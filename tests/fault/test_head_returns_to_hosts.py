@@ -22,8 +22,8 @@ import pytest
 
 from squall.live.roster import FILE
 from tests.fault.test_head_returns import CutOff, free_port, until
-from tests.fault.test_serve_ends import Asking, complete
-from tests.processes import children, is_gone
+from tests.fault.test_serve_ends import Asking, complete, stand_still
+from tests.processes import children, commands, is_gone
 
 SSH = """#!/bin/sh
 while [ "$1" = "-o" ]; do shift 2; done
@@ -52,19 +52,10 @@ class Hosts:
 
     def agents(self) -> dict[str, int]:
         """Those that run, by their hosts."""
-        found = {}
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = path.read_bytes().decode().split("\0")
-            except OSError:
-                continue
-            if (
-                words[0] == sys.executable
-                and "squall.live.agent" in words
-                and any(word.endswith(f":{self.port}") for word in words)
-            ):
-                found[words[words.index("--host") + 1]] = int(path.parent.name)
-        return found
+        ours = (command for command in commands() if command[1][0] == sys.executable and "squall.live.agent" in command[1])
+        return {
+            words[words.index("--host") + 1]: pid for pid, words in ours if any(word.endswith(f":{self.port}") for word in words)
+        }
 
     def workers(self) -> dict[str, list[int]]:
         return {host: sorted(children(pid)) for host, pid in self.agents().items()}
@@ -366,12 +357,6 @@ def test_a_head_that_stands_still_for_a_while_finds_its_workers_again(server: An
     with server(*hosts.settings) as subject:
         until(lambda: sum(map(len, hosts.workers().values())) == 2)
         agents, workers = hosts.agents(), hosts.workers()
-        asking = Asking(subject.url, seed=3, max_tokens=200)
-        asking.began.wait(20)
-        subject.process.send_signal(signal.SIGSTOP)
-        time.sleep(13)  # longer than anybody keeps silent
-        subject.process.send_signal(signal.SIGCONT)
-        asking.join()
-        assert asking.text == spoken(3, 200)
+        stand_still(subject, spoken)
         until(lambda: subject.output.count("has dialled again") == 2)
         assert (hosts.agents(), hosts.workers()) == (agents, workers)

@@ -44,6 +44,17 @@ class Asking(threading.Thread):
                     self.began.set()
 
 
+def stand_still(server: Any, spoken: Any) -> None:
+    """A head does, in the middle of an answer and for longer than anybody keeps silent; the answer goes on."""
+    asking = Asking(server.url, seed=3, max_tokens=200)
+    asking.began.wait(20)
+    server.process.send_signal(signal.SIGSTOP)
+    time.sleep(13)
+    server.process.send_signal(signal.SIGCONT)
+    asking.join()
+    assert asking.text == spoken(3, 200)
+
+
 def stopped(url: str, worker: int, seed: int, max_tokens: int) -> Asking:
     """A client in the middle of an answer, whose worker stands still; asked again where the answer was over before it did."""
     asking = Asking(url, seed, max_tokens)

@@ -24,6 +24,7 @@ from squall.live.plan import served_plan
 from squall.live.served import served_model
 from squall.live.transport.segment import HostCopies
 from tests.live.checkpoints import write_checkpoint
+from tests.processes import commands
 
 SSH = """#!/bin/sh
 while [ "$1" = "-o" ]; do shift 2; done
@@ -97,15 +98,8 @@ async def serving(*settings: str, ready: bool = True) -> AsyncIterator[Fleet]:
 
 def agents_of(launcher: HostsLauncher) -> dict[str, int]:
     """The agents of this head that run here, by their hosts."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().decode().split("\0")
-        except OSError:
-            continue
-        if words[0] == sys.executable and launcher.address in words:
-            found[words[words.index("--host") + 1]] = int(path.parent.name)
-    return found
+    ours = (command for command in commands() if command[1][0] == sys.executable and launcher.address in command[1])
+    return {words[words.index("--host") + 1]: pid for pid, words in ours}
 
 
 async def test_over_ssh_workers_come_up_where_they_belong_and_end_with_the_head(ssh: Path) -> None:

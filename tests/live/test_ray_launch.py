@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from squall.live.head import Head
 from squall.live.plan import served_plan
 from squall.live.ray_launch import RayLauncher
 from squall.live.served import served_model
+from tests.processes import commands
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(240)]
 
@@ -38,15 +38,12 @@ def cluster() -> Iterator[Any]:
 
 def workers() -> dict[int, int]:
     """Processes of replicas that Ray's actors have started, by replica."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            continue
-        if "squall.live.worker" in words and "squall-ray-" in words[words.index("--config") + 1]:
-            found[int(words[words.index("--replicas") + 1])] = int(path.parent.name)
-    return found
+    ours = (command for command in commands() if "squall.live.worker" in command[1])
+    return {
+        int(words[words.index("--replicas") + 1]): pid
+        for pid, words in ours
+        if "squall-ray-" in words[words.index("--config") + 1]
+    }
 
 
 async def test_one_actor_a_replica(cluster: Any) -> None:

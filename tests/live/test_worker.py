@@ -47,6 +47,7 @@ from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.rpc.generated import squall_pb2 as pb
 from squall.live.rpc.service import HEAD, MAX_ASKED, MAX_MESSAGE, NONCE, PROOF, SERVICE, Door, introduce, session_of
 from squall.live.served import served_model
+from squall.live.session import Session
 from squall.live.transport.frames import proof
 from squall.live.transport.kv import KvOffer
 from squall.live.worker import _replicas
@@ -188,6 +189,22 @@ async def test_a_cancelled_request_frees_its_blocks_within_one_step(make_host: A
         await talk.ear.until(lambda: ledger.num_held == -(-(4 + len(talk.ear.out[2])) // 4))  # the engine is a step ahead of us
 
 
+def at_the_end_of_a_run(session: Session, *messages: pb.ToReplica) -> None:
+    """A head says this when the next run has ended, and before the machine hears of that."""
+    driver = session._driver
+    assert driver is not None
+    post = driver.post
+
+    def ended(machine: MachineId, event: AnyEvent, priority: Priority) -> None:
+        post(machine, event, priority)
+        if isinstance(event, StepsDone):
+            driver.post = post  # type: ignore[method-assign]
+            for message in messages:
+                session.receive(message)
+
+    driver.post = ended  # type: ignore[method-assign]
+
+
 async def test_a_request_that_comes_back_while_its_end_is_on_its_way_is_answered(
     make_host: Any, serving: Any, spoken: Any
 ) -> None:
@@ -199,18 +216,9 @@ async def test_a_request_that_comes_back_while_its_end_is_on_its_way_is_answered
         await talk.ear.until(lambda: len(talk.ear.out.get(1, [])) > 3)
         session = host.session
         assert session is not None
-        driver = session._driver
-        assert driver is not None
-        post, again = driver.post, Job(1, tuple(range(4)), Sampling(max_tokens=5, seed=1))
-
-        def ended(machine: MachineId, event: AnyEvent, priority: Priority) -> None:
-            post(machine, event, priority)
-            if isinstance(event, StepsDone):
-                driver.post = post
-                session.receive(convert.to_replica(Submitted(Request(1, 0, 4, 5)), again))
-
+        again = Job(1, tuple(range(4)), Sampling(max_tokens=5, seed=1))
         session.receive(convert.to_replica(Cancelled(1)))
-        driver.post = ended
+        at_the_end_of_a_run(session, convert.to_replica(Submitted(Request(1, 0, 4, 5)), again))
         await talk.ear.finished()
         assert talk.ear.out[1][-5:] == spoken(1, 5)
         assert not worker.failed
@@ -230,19 +238,8 @@ async def test_a_request_that_is_offered_again_while_it_gets_blocks_for_an_earli
         await talk.ear.until(lambda: len(talk.ear.out.get(1, [])) > 3)
         session = host.session
         assert session is not None
-        driver = session._driver
-        assert driver is not None
-        post = driver.post
-
-        def ended(machine: MachineId, event: AnyEvent, priority: Priority) -> None:
-            post(machine, event, priority)
-            if isinstance(event, StepsDone):  # at this boundary the first offer gets its blocks
-                driver.post = post  # type: ignore[method-assign]
-                session.receive(convert.to_replica(Disowned((2,))))
-                session.receive(offer)
-
-        session.receive(offer)
-        driver.post = ended  # type: ignore[method-assign]
+        session.receive(offer)  # which gets its blocks at that boundary
+        at_the_end_of_a_run(session, convert.to_replica(Disowned((2,))), offer)
         await talk.ear.hears(KvWanted)
         talk.client.send(KvFailed(2, 0))  # the source's answer, after which nobody writes to the first blocks
         await talk.ear.until(lambda: [event for event in talk.ear.events if isinstance(event, KvWanted)][1:])
