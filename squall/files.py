@@ -33,18 +33,25 @@ def write_and_sync(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def write_directory(path: Path, files: Mapping[str, Content]) -> None:
-    """A new directory with these files. Raises FileExistsError where `path` is there already, even as an empty directory."""
+@contextmanager
+def making(path: Path) -> Iterator[Path]:
+    """A directory to fill, which is at `path` at the end. FileExistsError where there is one already, even an empty one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.mkdir(parents=True)
-        for name, content in files.items():
-            if callable(content):
-                content(beside / name)
-            else:
-                write_and_sync(beside / name, content)
+        yield beside
         if path.exists():  # a rename would silently replace an empty directory
             raise FileExistsError(0, "it exists already")
         beside.rename(path)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+def write_directory(path: Path, files: Mapping[str, Content]) -> None:
+    """A new directory with these files; see `making`."""
+    with making(path) as beside:
+        for name, content in files.items():
+            if callable(content):
+                content(beside / name)
+            else:
+                write_and_sync(beside / name, content)

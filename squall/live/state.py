@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from squall.errors import ConfigError
+from squall.files import replacing
 
 T = TypeVar("T", bound=Struct)
 
@@ -66,12 +67,9 @@ class StateFolder:
 
     def write(self, content: Struct) -> bool:
         """The whole file anew. Whether that was possible; where not, a person is told."""
-        fresh = self._path.with_suffix(".new")
         try:
-            fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with open(fd, "wb") as file:
+            with replacing(self._path) as fresh, open(fresh, "wb", opener=_private) as file:
                 file.write(msgspec.json.encode(content))
-            fresh.replace(self._path)
         except OSError as error:
             self._say(f"no other head will find all workers: cannot write {self._path}: {error.strerror}")
             return False
@@ -81,3 +79,7 @@ class StateFolder:
         """There is nothing to be found any more."""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

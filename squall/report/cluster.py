@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import html
 import io
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +22,11 @@ from msgspec import Struct
 from squall.config import Config
 from squall.core.metrics import GpuLevel, RunRecord
 from squall.core.types import SECOND, Nanos
-from squall.errors import ConfigError, SquallError
-from squall.files import write_and_sync
+from squall.errors import ConfigError
+from squall.files import making, write_and_sync
 from squall.report.compare import written
 from squall.report.offline import INK, Trace, chart, offline_page
-from squall.report.run import REPORT, write_file, write_run
+from squall.report.run import REPORT, blaming, write_file, write_run
 from squall.report.summary import Summary
 
 if TYPE_CHECKING:
@@ -93,40 +91,33 @@ def write_cluster(path: Path, runs: Sequence[FleetRun]) -> tuple[ClusterSummary,
 
     Returns its summary, and that of each model. Raises SquallError as `write_run`.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.mkdir(parents=True)
-        shares, summaries = [], []
+    shares, summaries = [], []
+    with blaming(path), making(path) as beside:
         for run in runs:
             place, price = beside / run.name, run.usd_per_gpu_hour
             summary = write_run(place, run.record, run.config, price, run.events, run.on, run.operators, part_of=path)
             summaries.append(summary)
-            levels, end = _levels(run.record), run.record.ended_at
-            shares.append(
-                FleetShare(
-                    model=run.name,
-                    requests=summary.requests,
-                    completed=summary.completed,
-                    slo_attainment=summary.slo_attainment,
-                    gpus_mean=_area(levels, "held", end) / end if end else 0.0,
-                    gpus_max=max((level.held for level in levels), default=0),
-                    gpu_seconds=summary.gpu_seconds,
-                    cost_usd=summary.cost_usd,
-                    waited_s=sum(until - level.at for level, until in _until(levels, end) if level.awaited) / SECOND,
-                    awaited_gpu_seconds=_area(levels, "awaited", end) / SECOND,
-                )
-            )
+            shares.append(_share(run, summary))
         found = _summarise(runs, shares)
         write_and_sync(beside / CLUSTER, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
         write_and_sync(beside / GPUS, _parquet(runs))
-        if path.exists():
-            raise FileExistsError(0, "it exists already")
-        beside.rename(path)
-        return found, summaries
-    except OSError as error:
-        raise SquallError(f"cannot write the run directory {path}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
+    return found, summaries
+
+
+def _share(run: FleetRun, summary: Summary) -> FleetShare:
+    levels, end = _levels(run.record), run.record.ended_at
+    return FleetShare(
+        model=run.name,
+        requests=summary.requests,
+        completed=summary.completed,
+        slo_attainment=summary.slo_attainment,
+        gpus_mean=_area(levels, "held", end) / end if end else 0.0,
+        gpus_max=max((level.held for level in levels), default=0),
+        gpu_seconds=summary.gpu_seconds,
+        cost_usd=summary.cost_usd,
+        waited_s=sum(until - level.at for level, until in _until(levels, end) if level.awaited) / SECOND,
+        awaited_gpu_seconds=_area(levels, "awaited", end) / SECOND,
+    )
 
 
 def _summarise(runs: Sequence[FleetRun], shares: Sequence[FleetShare]) -> ClusterSummary:

@@ -19,6 +19,7 @@ import io
 import tomllib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -149,11 +150,18 @@ def write_run(
         files[SERIES] = _parquet(series(record, config.slo, config.run.series_s, gpus))
     if events is not None:
         files[EVENTS] = events
-    try:
+    with blaming(part_of or path):
         write_directory(path, files)
-    except OSError as error:
-        raise SquallError(f"cannot write the run directory {part_of or path}: {error.strerror or error}") from None
     return summary
+
+
+@contextmanager
+def blaming(path: Path) -> Iterator[None]:
+    """What the disk does not take is said of the run directory at `path`. Raises SquallError."""
+    try:
+        yield
+    except OSError as error:
+        raise SquallError(f"cannot write the run directory {path}: {error.strerror or error}") from None
 
 
 def is_known(on: On) -> Iterator[bool]:
