@@ -88,7 +88,7 @@ class Connection(HttpToolsProtocol):
             self._head_bytes += len(data)
         super().data_received(data)
         if self._deadline is not None and self._head_bytes > MAX_HEAD:
-            self._refuse(invalid(f"the headers are larger than {MAX_HEAD} bytes", status=431).error)
+            self._refuse_head()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -98,10 +98,13 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._end_of_head()
+        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD:  # they came all at once
+            raise self._refuse_head()
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(invalid(f"this is no HTTP request that can be read: {msg}").error)
+        if not self.transport.is_closing():
+            self._refuse(invalid(f"this is no HTTP request that can be read: {msg}").error)
 
     def _await_head(self) -> None:
         self._has_begun = False
@@ -120,6 +123,12 @@ class Connection(HttpToolsProtocol):
         else:
             self._end_of_head()
             self.transport.close()
+
+    def _refuse_head(self) -> Exception:
+        """What is returned, raised within the parser, ends it."""
+        refused = invalid(f"the headers are larger than {MAX_HEAD} bytes", status=431)
+        self._refuse(refused.error)
+        return refused
 
     def _refuse(self, error: ApiError) -> None:
         self._end_of_head()

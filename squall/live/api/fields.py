@@ -92,6 +92,6 @@ class Fields:
         if value is None:
             return None
         if not is_integer(value) or not low <= value <= high:
-            unbounded = high == INT64 - 1
-            raise wrong(name, f"an integer of at least {low}" if unbounded else f"an integer between {low} and {high}", value)
+            too_low = high == INT64 - 1 and not (is_integer(value) and value > high)
+            raise wrong(name, f"an integer of at least {low}" if too_low else f"an integer between {low} and {high}", value)
         return int(value)

@@ -78,6 +78,14 @@ async def test_headers_without_end_are_refused(port: int) -> None:
         assert (status, error["message"]) == (431, f"the headers are larger than {MAX_HEAD} bytes")
 
 
+async def test_headers_that_are_too_large_are_refused_where_they_come_at_once(port: int) -> None:
+    async with connected(port) as (reader, writer):
+        writer.write(PROBE[:-2] + b"X: " + b"a" * MAX_HEAD + b"\r\n\r\n")
+        status, error = await answer(reader)
+        assert (status, error["message"]) == (431, f"the headers are larger than {MAX_HEAD} bytes")
+        assert await reader.read() == b""
+
+
 async def test_what_is_no_http_is_refused_as_everything_is(port: int) -> None:
     async with connected(port) as (reader, writer):
         writer.write(b"\x16\x03\x01\x02\x00\x01\r\n\r\n")
