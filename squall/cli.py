@@ -180,6 +180,7 @@ def serve(
     from squall.live.serve import serve as run
     from squall.live.serve import serve_together
     from squall.report.run import place_for
+    from squall.sharing import name_of
 
     given = {
         "model.name": model, "serve.engine": engine, "cluster.gpu": gpu, "serve.device": device,
@@ -195,8 +196,9 @@ def serve(
         serve_together(loaded, [str(file) for file in files], place, _say)
     else:
         run(loaded[0], place, _say)
+    served = [place / name_of(config) if several else place for config in loaded if config.workload is not None]
     with contextlib.suppress(OSError):
-        _end(place, *([f"squall simulate {' '.join(map(str, configs))}"] if configs else []))
+        _end(place, *([f"squall simulate {' '.join(str(folder / 'config.toml') for folder in served)}"] if served else []))
 
 
 @app.command()
@@ -246,7 +248,7 @@ def replay(
     _tell(write_run(place, record, resolved, None if url else usd_per_gpu_hour(resolved)))
     for line in record.warnings:
         typer.echo(f"note: {line}")
-    _end(place, f"squall report {place}", f"squall simulate {config}", f"squall compare {place} SIMULATED_RUN")
+    _end(place, f"squall report {place}", f"squall simulate {place / 'config.toml'}", f"squall compare {place} SIMULATED_RUN")
 
 
 app.command()(plan)

@@ -291,8 +291,10 @@ def _complete_pools(tree: dict[str, Any]) -> None:
 
 
 def dumps(config: Config) -> str:
-    """The configuration as TOML, every default spelled out; `load` of it gives an equal configuration."""
+    """The configuration as TOML, every default spelled out; `load` of it gives an equal configuration, but for `run.out`: a run
+    overwrites no other, so whoever repeats one says where to."""
     tree = msgspec.to_builtins(config)
+    tree["run"]["out"] = None
     for name in POLICY_TABLES:
         policy = getattr(config, name)
         if not _is_ours(name, policy):

@@ -201,7 +201,7 @@ def test_a_simulation_prints_what_its_summary_says(squall: Squall) -> None:
     assert summary.ttft_s is not None
     assert summary.cost_usd is not None
     assert summary.cost_usd > 0
-    assert said.out.startswith(f"simulated: 8 requests (8 completed) in {summary.makespan_s:.1f} s, which took ")
+    assert said.out.startswith(f"simulated: 8 requests (8 completed) in {written(summary.makespan_s)} s, which took ")
     assert "; times: roofline (" in said.out
     assert f"TTFT        p50 {written(summary.ttft_s.p50)} s" in said.out
 
@@ -236,6 +236,7 @@ def test_a_run_can_be_repeated_from_its_directory(squall: Squall) -> None:
     assert again.code == 0
     one, two = (pl.read_parquet(Path(name) / "requests.parquet") for name in ("one", "two"))
     assert one.equals(two)
+    assert squall("simulate", "one/config.toml").code == 0  # it does not insist on being written where it is
 
 
 def test_an_existing_run_directory_is_refused_before_any_work(squall: Squall, tmp_path: Path) -> None:
@@ -330,11 +331,11 @@ def test_the_emulated_fleet_of_the_examples_answers_a_replay(squall: Squall, tmp
         said = squall("replay", EXAMPLES / "emulated-fleet.toml", *settings, "--out", "live")
     assert said.code == 0
     assert said.out.startswith("emulated: ")
-    assert "\nwrote live\nnext: squall report live\n      squall simulate " in said.out
+    assert "\nwrote live\nnext: squall report live\n      squall simulate live/config.toml\n" in said.out
     live = read_run(Path("live")).summary
     assert live.completed == live.requests > 0
     assert live.gpu_seconds == pytest.approx(64 * live.makespan_s)
-    squall("simulate", EXAMPLES / "emulated-fleet.toml", *settings, "--out", "simulated")
+    squall("simulate", "live/config.toml", "--out", "simulated")
     assert "different workloads" not in squall("compare", "live", "simulated").out
 
 

@@ -45,7 +45,7 @@ def lines_of(status: dict[str, Any]) -> list[str]:
         return [line for fleet in status["models"] for line in (f"{fleet['model']}:", *lines_of(fleet))]
     roles = [
         f"{role['role']}: {role['target']} wanted"
-        + (" (asked for)" if role["manual"] is not None else "")
+        + (f" ({role['manual']} asked for)" if role["manual"] is not None else "")
         + f", {role['ready']} ready, {role['coming']} coming, within {role['minimum']} to {role['maximum']}"
         for role in status["roles"]
     ]

@@ -150,7 +150,7 @@ def headline(summary: Summary) -> list[str]:
     """What a run came to, in a few lines of text."""
     ended = [f"{getattr(summary, name)} {name}" for name in ENDINGS if getattr(summary, name)]
     text = [
-        f"{summary.world}: {summary.requests} requests ({', '.join(ended) or 'none'}) in {summary.makespan_s:.1f} s, "
+        f"{summary.world}: {summary.requests} requests ({', '.join(ended) or 'none'}) in {written(summary.makespan_s)} s, "
         f"which took {summary.wall_s:.3g} s; times: {summary.latency_source or 'unknown'}",
         f"  throughput  {written(summary.throughput_rps)} req/s, {written(summary.output_tokens_per_s)} output tok/s",
     ]

@@ -5,6 +5,7 @@ In CSV files blank lines and lines that begin with "#" are skipped, also before 
 
 import csv
 import json
+import sys
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from pathlib import Path
@@ -51,7 +52,7 @@ def open_rows(path: Path) -> Rows:
     except IsADirectoryError:
         raise TraceError(f"{path}: is a folder; give a file in it") from None
     except UnicodeDecodeError:
-        raise TraceError(f"{path}: is not text in UTF-8; unpack it first") from None
+        raise TraceError(f"{path}: is not text in UTF-8; unpack or convert it first") from None
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error})") from None
     first = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "").lstrip()
@@ -71,10 +72,14 @@ class CsvRows:
         self.line = 0
         self._path = path
         self._reader = csv.reader(text.split("\n"))
+        self.columns = []
         self.columns = self._header()
 
     def _header(self) -> list[str]:
         for row in self:
+            mark = next((mark for mark in (";", "\t") if mark in row[0]), None)
+            if len(row) == 1 and mark:
+                raise TraceError(f"{self.place(self.line)}: has {mark!r} between its columns; separate them by commas")
             return [name.strip() for name in row]
         raise TraceError(f"{self._path}: is empty; a trace begins with a header line")
 
@@ -82,16 +87,22 @@ class CsvRows:
         return f"{self._path} line {line}"
 
     def key(self, column: str) -> int:
+        if self.columns.count(column) > 1:
+            raise TraceError(f"{self._path}: has several columns {column}; leave one of them")
         return self.columns.index(column)
 
     def optional(self, column: str) -> Callable[[Any], Any] | None:
         return itemgetter(self.key(column)) if column in self.columns else None
 
     def __iter__(self) -> Iterator[list[str]]:
+        width = len(self.columns) or sys.maxsize  # no row is too long to be the header
         try:
             for row in self._reader:
                 if row and row[0][:1] != "#":
                     self.line = self._reader.line_num
+                    if len(row) > width and any(row[width:]):
+                        said = f"has {len(row)} columns, and the header {width}; quote what has a comma in it"
+                        raise TraceError(f"{self.place(self.line)}: {said}")
                     yield row
         except csv.Error as error:
             raise TraceError(f"{self.place(self._reader.line_num)}: cannot be read ({error})") from None

@@ -24,7 +24,7 @@ STATUS = {
     "decisions": [{"at": 1.0, "role": "both", "before": 1, "after": 3, "why": "asked for"}],
 }
 LINES = [
-    "both: 3 wanted (asked for), 1 ready, 2 coming, within 1 to 4",
+    "both: 3 wanted (3 asked for), 1 ready, 2 coming, within 1 to 4",
     "  replica 0: ready, 8 layers, 5 requests",
     "  replica 1: loading, 2 layers, p2p from gpu 0, 0 requests",
     "  1 -> 3 both: asked for",

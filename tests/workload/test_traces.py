@@ -125,7 +125,7 @@ def test_a_file_that_is_no_trace_says_why(trace: Path, text: str, message: str) 
 
 def test_binary_and_missing_files_say_so(tmp_path: Path) -> None:
     (tmp_path / "trace.csv.gz").write_bytes(b"\x1f\x8b\x08\xff\xff")
-    with pytest.raises(TraceError, match=r"trace.csv.gz: is not text in UTF-8; unpack it first"):
+    with pytest.raises(TraceError, match=r"trace.csv.gz: is not text in UTF-8; unpack or convert it first"):
         read_trace(tmp_path / "trace.csv.gz")
     with pytest.raises(TraceError, match=r"none.csv: no such file; workload.path is relative to"):
         read_trace(tmp_path / "none.csv")
@@ -227,6 +227,10 @@ def test_our_own_format_is_the_same_as_csv_json_lines_and_parquet(tmp_path: Path
         (MOONCAKE % (0, 5, [0]) + '{"timestamp": 10, "output_length": 5}\n', "line 2: has no input_length"),
         (VLLM % (5, 1787267980.5) + VLLM % (5, 12.5), "line 2: arrival time counts from the start, those above from 1970"),
         (BURST + "5,ChatGPT,472\n", "line 2: has 3 of 6 columns; the file may be cut off"),
+        (OWN + "0,1,000,5\n", "line 2: has 4 columns, and the header 3; quote what has a comma in it"),
+        (OWN.replace(",", ";") + "0;10;5\n", "line 1: has ';' between its columns; separate them by commas"),
+        (OWN.replace(",", "\t") + "0\t10\t5\n", r"line 1: has '\\t' between its columns; separate them by commas"),
+        (OWN.strip() + ",num_output_tokens\n0,10,5,6\n", "has several columns num_output_tokens; leave one of them"),
         (BURST + "5,ChatGPT,many,18,490,x\n", "line 2: Request tokens is 'many'; it must be a whole number of at least 0"),
         (LMCACHE + "m,a,0,1760995776640783,4014,820,x\n", "line 2: common_prefix_chars_with_previous_turn is 'x'"),
         (
