@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from squall.errors import ConfigError, PeerLost, PeerRefused, SquallError
-from squall.live.agents import MAX_LINE, Answer, Goodbye, Welcome, Wire, Wish, meet_head
+from squall.live.agents import MAX_LINE, Answer, Deployed, Goodbye, Welcome, Wire, Wish, meet_head
 from squall.live.claim import claim
 from squall.live.launch import LocalLauncher
 from squall.live.loop import run
@@ -41,18 +41,19 @@ class Agent:
 
     Args:
         wire: to the head.
-        launcher: of this host.
+        launchers: of this host, one a model.
     """
 
-    def __init__(self, wire: Wire, launcher: LocalLauncher) -> None:
+    def __init__(self, wire: Wire, launchers: Sequence[LocalLauncher]) -> None:
         self._wire = wire
-        self._launcher = launcher
+        self._launchers = launchers
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
         """Until the head says that it ends; raises PeerLost where it is lost. Workers run on."""
         beating = asyncio.create_task(self._wire.beat())
-        self._launcher.attend()
+        for launcher in self._launchers:
+            launcher.attend()
         try:
             while not isinstance(wish := await self._wire.hear(), Goodbye):
                 if isinstance(wish, Wish):
@@ -66,17 +67,17 @@ class Agent:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _do(self, wish: Wish) -> None:
-        address = ""
+        address, launcher = "", self._launchers[wish.model]
         try:
             match wish.verb:
                 case "prepare":
-                    self._launcher.prepare([wish.replica])
+                    launcher.prepare([wish.replica])
                 case "start":
-                    address = await self._launcher.start(wish.replica)
+                    address = await launcher.start(wish.replica)
                 case "stop":
-                    await self._launcher.stop(wish.replica)
+                    await launcher.stop(wish.replica)
                 case "kill":
-                    await self._launcher.kill(wish.address)
+                    await launcher.kill(wish.address)
         except SquallError as error:
             self._wire.say(Answer.failed(wish.number, error))
         else:
@@ -178,37 +179,45 @@ async def _main(dialler: Dialler, host: str, token: str, folder: Path, ssh: SshS
                 ssh.outlive()
             if (claimed := await asyncio.to_thread(claim, dialler.head, host)) is not None:
                 held.enter_context(contextlib.closing(claimed))
-        launcher = _launcher(welcome, folder, token)
+        launchers = [_launcher(deployed, folder / deployed.name, token, welcome) for deployed in welcome.deployed]
         if ssh is None:  # else the head's user knows
             _say(f"the head at {dialler.head} starts workers of {host} here; Ctrl-C ends them")
         try:
-            await _serve(dialler, welcome, launcher)
+            await _serve(dialler, welcome, launchers)
         finally:
-            await launcher.close()
+            await asyncio.gather(*(launcher.close() for launcher in launchers))
             HostCopies().sweep(unused=True)
 
 
-async def _serve(dialler: Dialler, welcome: Welcome, launcher: LocalLauncher) -> None:
+async def _serve(dialler: Dialler, welcome: Welcome, launchers: Sequence[LocalLauncher]) -> None:
     """One head after the other, until one ends, or none comes."""
+
+    def num_running() -> int:
+        return sum(launcher.num_running for launcher in launchers)
+
     while True:
         try:
-            await Agent(dialler.wire, launcher).serve()
+            await Agent(dialler.wire, launchers).serve()
             return
         except PeerLost as error:
             lost, patience_s = f"the head at {dialler.head} is gone", welcome.outlive_s
             if not patience_s:
                 raise PeerLost(f"{lost}, and its workers with it: {error}") from None
-            _say(f"{lost}: {error}; {launcher.num_running} workers run on, and it is dialled for {patience_s:g} s")
-        welcome = await dialler.meet_again(welcome, lambda: launcher.num_running)
-        launcher.keep(welcome.wanted, welcome.outlive_s)
-        _say(f"the head at {dialler.head} is back: {launcher.num_running} workers run on for it")
+            _say(f"{lost}: {error}; {num_running()} workers run on, and it is dialled for {patience_s:g} s")
+        welcome = await dialler.meet_again(welcome, num_running)
+        for launcher, deployed in zip(launchers, welcome.deployed, strict=True):
+            launcher.keep(deployed.wanted, welcome.outlive_s)
+            if len(launchers) > 1:  # another model may be about to get what it has on its GPUs
+                await launcher.trim()
+        _say(f"the head at {dialler.head} is back: {num_running()} workers run on for it")
 
 
-def _launcher(welcome: Welcome, folder: Path, token: str) -> LocalLauncher:
+def _launcher(deployed: Deployed, folder: Path, token: str, welcome: Welcome) -> LocalLauncher:
+    folder.mkdir(exist_ok=True)
     config = folder / "config.toml"
-    config.write_text(welcome.config, encoding="utf-8")
+    config.write_text(deployed.config, encoding="utf-8")
     extra = ("--grace-s", "inf") if welcome.outlive_s else ()  # it is we who know how long they may be without a head
-    return LocalLauncher(config, folder, welcome.groups, extra, token=token, places=welcome.places, warm=welcome.warm)
+    return LocalLauncher(config, folder, deployed.groups, extra, token=token, places=deployed.places, warm=deployed.warm)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -56,23 +56,35 @@ class Hello(Struct, frozen=True, tag=True):
     num_workers: int = 0
 
 
+class Deployed(Struct, frozen=True):
+    """A model on this host: its resolved configuration, and the replicas that may run here; those of a group share a process.
+
+    Attributes:
+        name: of its folder, where there are several.
+        warm: processes that stand ready.
+        wanted: replicas that the head counts on, if they still run.
+    """
+
+    config: str
+    places: tuple[Place, ...]
+    groups: tuple[tuple[ReplicaId, ...], ...]
+    name: str = ""
+    warm: int = 0
+    wanted: tuple[ReplicaId, ...] = ()
+
+
 class Welcome(Struct, frozen=True, tag=True):
-    """The resolved configuration, and the replicas that may run on this host; those of a group share a process.
+    """What the agent is to have workers of.
 
     Attributes:
         fleet: see `fleet_of`.
         outlive_s: how long workers wait for another head when this one is lost; 0 where they end with it.
-        wanted: replicas that the head counts on, if they still run.
     """
 
     proof: bytes
-    config: str
-    places: tuple[Place, ...]
-    groups: tuple[tuple[ReplicaId, ...], ...]
-    warm: int = 0
+    deployed: tuple[Deployed, ...]
     fleet: str = ""
     outlive_s: float = 0.0
-    wanted: tuple[ReplicaId, ...] = ()
 
 
 class Refused(Struct, frozen=True, tag=True):
@@ -90,10 +102,11 @@ class Beat(Struct, frozen=True, tag=True):
 
 
 class Wish(Struct, frozen=True, tag=True):
-    """What the head wants done; each is answered once."""
+    """What the head wants done; each is answered once. `model` is the number of a fleet in the welcome."""
 
     number: int
     verb: Literal["prepare", "start", "stop", "kill"]
+    model: int = 0
     replica: ReplicaId = 0
     address: str = ""
 

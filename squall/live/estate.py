@@ -12,7 +12,7 @@ import secrets
 import select
 import signal
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -84,6 +84,12 @@ class Survivor:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._fd, signal.SIGTERM)
 
+    def kill(self) -> None:
+        """With all that it started; returns when it has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+
     def __del__(self) -> None:
         if hasattr(self, "_fd"):
             os.close(self._fd)
@@ -132,6 +138,13 @@ class Estate(StateFolder):
         if self._written is not None:
             self.clear()
         super().__exit__(kind, error, trace)
+
+    def keep(self, wanted: Collection[ReplicaId]) -> None:
+        """Survivors of which none of these replicas is end now, and have ended when this returns: others may need their GPUs."""
+        useless = [survivor for survivor in self.survivors if not set(survivor.left.replicas).intersection(wanted)]
+        self.survivors = [survivor for survivor in self.survivors if survivor not in useless]
+        for survivor in useless:
+            survivor.kill()
 
     def note(self, workers: Mapping[int, tuple[str, tuple[ReplicaId, ...]]]) -> bool:
         """These processes listen now: their addresses and replicas. Returns whether another head will find them."""

@@ -19,6 +19,11 @@ Say = Callable[[str], None]
 """Tells a person what happens, one line each."""
 
 
+def logs_of(directory: Path) -> Path:
+    """The folder of workers' logs, in the run directory or a model's part of it."""
+    return directory / "logs"
+
+
 @contextmanager
 def new_folder(directory: Path) -> Iterator[None]:
     """The run directory, for what the block puts into it: where the block fails, nothing is left.
@@ -36,15 +41,13 @@ def new_folder(directory: Path) -> Iterator[None]:
         raise
 
 
-def fill_folder(directory: Path, config: Config) -> Path:
-    """What workers need to start, in the run directory or a model's part of it. Returns the folder of their logs."""
-    logs = directory / "logs"
+def fill_folder(directory: Path, config: Config) -> None:
+    """What workers need to start, in the run directory or a model's part of it."""
     try:
-        logs.mkdir(parents=True)
+        logs_of(directory).mkdir(parents=True)
         (directory / "config.toml").write_text(configuration.dumps(config), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write into the run directory {directory}: {error.strerror}") from None
-    return logs
 
 
 def merge_logs(logs: Path, target: Path, say: Say) -> None:

@@ -1,5 +1,7 @@
 """Starts and ends workers on a list of hosts, each of which has an agent. Knows hosts and agents, not what workers compute.
 
+Several models share the hosts and their agents; what is said of each model goes by its number among them.
+
 The agents dial us: started over ssh, or by a person with the command that we print. An agent that is gone takes its workers with
 it; the next replica that is wanted there starts another one over ssh, or waits for the person. With a `Roster` agents outlive us,
 and an agent that is lost, or that an earlier head had, is given a moment to dial again before another one is started. A host that
@@ -16,16 +18,15 @@ import secrets
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from squall.core.types import ReplicaId
 from squall.errors import ConfigError, HostLost, PeerLost, PeerRefused, ReplicaFailed
-from squall.launch_tables import Launcher, Machine
+from squall.launch_tables import Launcher
 from squall.live.agents import MAX_WORD, SILENCE_S, Hello, Refused, Welcome, Wire, meet_agent, refuse
-from squall.live.launch import Place
 from squall.live.process import START_TIMEOUT_S
-from squall.live.remote import RemoteAgent, RemoteHost
+from squall.live.remote import Model, RemoteAgent, RemoteHost, Slot
 from squall.live.roster import Roster
 from squall.live.ssh import SshCommand
 from squall.live.transport.frames import proof
@@ -57,33 +58,66 @@ class Watch(Protocol):
         ...
 
 
+class FleetOnHosts:
+    """The workers of one model: see `FleetLauncher`. They are started, and end, by the one agent that a host has for all models.
+
+    Attributes:
+        watch: hears of hosts that go and come; nobody by default.
+        token: what all agents and workers know.
+    """
+
+    def __init__(self, launcher: HostsLauncher, number: int) -> None:
+        self.watch: Watch | None = None
+        self.token = launcher.token
+        self._launcher = launcher
+        self._number = number
+
+    def prepare(self, replicas: Iterable[ReplicaId]) -> None:
+        self._launcher.prepare((self._number, replica) for replica in replicas)
+
+    def attend(self) -> None:
+        self._launcher.attend()
+
+    async def start(self, replica: ReplicaId) -> str:
+        return await self._launcher.start((self._number, replica))
+
+    async def stop(self, replica: ReplicaId) -> None:
+        await self._launcher.stop((self._number, replica))
+
+    async def kill(self, address: str) -> None:
+        await self._launcher.kill(address)
+
+    async def close(self) -> None:
+        """Of all models: they end together."""
+        await self._launcher.close()
+
+    def kill_all(self) -> None:
+        self._launcher.kill_all()
+
+
 class HostsLauncher:
-    """See `FleetLauncher`.
+    """The hosts, and what the fleets that share them ask of their agents.
 
     Args:
         table: [launcher].
-        config: the resolved configuration, as text.
-        gpus: devices of one replica.
-        shared: all replicas of a host in one process.
+        models: whose workers run there; the number of each is its place among them.
         say: tells a person what to run, one line a host.
         fleet: all that two heads must have in common for one to take over from the other.
         roster: agents and workers outlive us, and those of an earlier head are taken over; they end with us when None.
 
     Attributes:
-        watch: hears of hosts that go and come; nobody by default.
+        fleets: of each model the launcher of its workers.
         address: "host:port" where agents reach us.
-        token: what all agents and workers of the fleet know.
+        token: what all agents and workers know.
 
     Raises ConfigError where we cannot listen there.
     """
 
     def __init__(
-        self, table: Launcher, config: str, gpus: int, *, shared: bool, say: Callable[[str], None], fleet: str = "",
+        self, table: Launcher, models: Sequence[Model], *, say: Callable[[str], None], fleet: str = "",
         roster: Roster | None = None,
     ) -> None:  # fmt: skip
         self._table = table
-        self._config = config
-        self._shared = shared
         self._say = say
         self._fleet = fleet
         self._roster = roster
@@ -91,13 +125,12 @@ class HostsLauncher:
         self._listener = _listen(table.listen)
         port = self._listener.getsockname()[1]
         self.address = f"{table.advertise or table.listen.rpartition(':')[0]}:{port}"
-        per_host = table.slots_per_host(gpus)
-        hosts = [RemoteHost(at, machine, places_of(machine, at, per_host, gpus)) for at, machine in enumerate(table.hosts)]
+        hosts = [RemoteHost(number, machine, models) for number, machine in enumerate(table.hosts)]
         self._hosts = {host.name: host for host in hosts}
-        self._at = {place.replica: host for host in hosts for place in host.places}
-        self.watch: Watch | None = None
+        self._at = {slot: host for host in hosts for slot in host.slots}
+        self.fleets = [FleetOnHosts(self, number) for number in range(len(models))]
         self._server: asyncio.Task[None] | None = None
-        self._closing = False
+        self._closing: asyncio.Task[None] | None = None
         self._meeting: set[asyncio.Task[None]] = set()
         self._dialling: set[asyncio.Task[None]] = set()  # hosts that are out
         self._expected = [host for host in hosts if roster is not None and host.name in roster.hosts]
@@ -105,16 +138,14 @@ class HostsLauncher:
             host.expect(math.inf)
         if roster is not None:
             roster.note()  # before anybody is told the token
-
-    def prepare(self, replicas: Iterable[ReplicaId]) -> None:
-        """Start the agents of these hosts; their processes come up as soon as the agents are heard."""
-        far = next((host.name for host in self._hosts.values() if not _is_here(host.machine.reached_at)), None)
+        far = next((host.name for host in hosts if not _is_here(host.machine.reached_at)), None)
         if far is not None and _is_here(self.address.rpartition(":")[0]):
-            self._say(
-                f"{far} cannot dial {self.address}: set launcher.listen or launcher.advertise to what it calls this machine"
-            )
-        for replica in replicas:
-            self._at[replica].prepared.append(replica)
+            say(f"{far} cannot dial {self.address}: set launcher.listen or launcher.advertise to what it calls this machine")
+
+    def prepare(self, slots: Iterable[Slot]) -> None:
+        """Start the agents; these processes come up as soon as they are heard."""
+        for slot in slots:
+            self._at[slot].prepared.append(slot)
         for host in self._hosts.values():
             if not host.is_expected:
                 self._call(host)
@@ -125,31 +156,35 @@ class HostsLauncher:
             for host in self._expected:
                 host.expect(REDIAL_S)
 
-    async def start(self, replica: ReplicaId) -> str:
+    async def start(self, slot: Slot) -> str:
         self.attend()
-        host = self._at[replica]
-        host.started.setdefault(replica, "")
+        host = self._at[slot]
+        host.started.setdefault(slot, "")
         agent = await (self._reached(host) if self._table.launch == "ssh" else self._until_called(host))
-        address = await agent.ask("start", replica, timeout_s=START_TIMEOUT_S + SILENCE_S)
-        host.started[replica] = address
+        address = await agent.ask("start", slot, timeout_s=START_TIMEOUT_S + SILENCE_S)
+        host.started[slot] = address
         return address
 
-    async def stop(self, replica: ReplicaId) -> None:
-        host = self._at[replica]
-        host.started.pop(replica, None)
-        await self._tell(host, "stop", replica)
+    async def stop(self, slot: Slot) -> None:
+        host = self._at[slot]
+        host.started.pop(slot, None)
+        await self._tell(host, "stop", slot)
 
     async def kill(self, address: str) -> None:
         for host in self._hosts.values():
-            here = [replica for replica, at in host.started.items() if at == address]
-            for replica in here:
-                del host.started[replica]
+            here = [slot for slot, at in host.started.items() if at == address]
+            for slot in here:
+                del host.started[slot]
             if here:
-                await self._tell(host, "kill", address=address)
+                await self._tell(host, "kill", here[0], address)
 
     async def close(self) -> None:
-        """The agents are told, and end with their workers."""
-        self._closing = True
+        """The agents are told, and end with their workers. Idempotent."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         present = [host.present for host in self._hosts.values() if host.present is not None]
         for agent in present:
             agent.dismiss()
@@ -168,6 +203,10 @@ class HostsLauncher:
         self._listener.close()
         for host in self._hosts.values():
             host.end(0.0)
+
+    @property
+    def _watches(self) -> list[Watch]:
+        return [fleet.watch for fleet in self.fleets if fleet.watch is not None]
 
     # -- agents
 
@@ -204,8 +243,8 @@ class HostsLauncher:
             if not host.is_out:
                 host.num_tries = 1
                 self._say(f"{error}; it is left out, and dialled again, until then")
-                if self.watch is not None:
-                    self.watch.host_out(host.number)
+                for watch in self._watches:
+                    watch.host_out(host.number)
                 task = asyncio.create_task(self._redial(host))
                 self._dialling.add(task)
                 task.add_done_callback(self._dialling.discard)
@@ -218,8 +257,8 @@ class HostsLauncher:
             wait_s = min(2 * wait_s, LAST_RETRY_S)
         host.num_tries = 0
         self._say(f"{host.name} is back")
-        if self.watch is not None:
-            self.watch.host_back(host.number)
+        for watch in self._watches:
+            watch.host_back(host.number)
 
     async def _is_back(self, host: RemoteHost, wait_s: float) -> bool:
         """By itself within so long, or over ssh then."""
@@ -231,8 +270,9 @@ class HostsLauncher:
             await host.agent(START_TIMEOUT_S)
         except ReplicaFailed as error:
             host.num_tries += 1
-            if all(each.num_tries >= TRIES for each in self._hosts.values()) and self.watch is not None:
-                self.watch.no_host(str(error))
+            if all(each.num_tries >= TRIES for each in self._hosts.values()):
+                for watch in self._watches:
+                    watch.no_host(str(error))
             return False
         return True
 
@@ -270,7 +310,7 @@ class HostsLauncher:
         except PeerRefused as error:
             self._say(f"an agent was refused: {error}")
         except PeerLost as error:
-            if agent is not None and agent.host.present is agent and not self._closing:
+            if agent is not None and agent.host.present is agent and self._closing is None:
                 self._say(f"the agent of {agent.host.name} is gone: {error}")
                 if self._roster is not None:
                     agent.host.expect(REDIAL_S)
@@ -284,7 +324,7 @@ class HostsLauncher:
         host = self._hosts.get(hello.host)
         if host is None:
             refuse(wire, f"launcher.hosts has no {hello.host!r}")
-        if self._closing:
+        if self._closing is not None:
             refuse(wire, "it ends")
         if host.present is not None and host.present.name != hello.agent:
             refuse(wire, f"{hello.host} has an agent already")
@@ -301,40 +341,19 @@ class HostsLauncher:
     def _welcome(self, wire: Wire, agent: RemoteAgent, hello: Hello) -> None:
         """Its first word from us, or its next one, when it has dialled again."""
         host, roster = agent.host, self._roster
-        groups = [tuple(place.replica for place in host.places)] if self._shared else [(p.replica,) for p in host.places]
         outlive_s = roster.outlive_s if roster is not None and roster.note(host.name) else 0.0
-        wire.say(
-            Welcome(
-                proof(self.token, "server", hello.nonce),
-                self._config,
-                host.places,
-                tuple(groups),
-                self._table.warm,
-                self._fleet,
-                outlive_s,
-                tuple(host.started),
-            )
-        )
+        wire.say(Welcome(proof(self.token, "server", hello.nonce), host.deployed(), self._fleet, outlive_s))
         if host.present is not None:
             host.present.replaced()
         if hello.fleet:
             self._say(f"the agent of {host.name} has dialled again: its {hello.num_workers} workers are taken over")
         host.meet(agent)
 
-    async def _tell(self, host: RemoteHost, verb: str, replica: ReplicaId = 0, address: str = "") -> None:
+    async def _tell(self, host: RemoteHost, verb: str, slot: Slot, address: str = "") -> None:
         """To an agent that is gone, nothing: so are its workers."""
         if (agent := host.present) is not None:
             with contextlib.suppress(ReplicaFailed):
-                await agent.ask(verb, replica, address, timeout_s=STOP_S)
-
-
-def places_of(machine: Machine, at: int, per_host: int, gpus: int) -> list[Place]:
-    """Of the replicas of the host that is number `at`: slots are numbered host by host."""
-    places = []
-    for slot in range(per_host):
-        mine = slice(slot * gpus, (slot + 1) * gpus)
-        places.append(Place(at * per_host + slot, machine.reached_at, machine.nics[mine], machine.devices[mine]))
-    return places
+                await agent.ask(verb, slot, address, timeout_s=STOP_S)
 
 
 def _is_here(address: str) -> bool:

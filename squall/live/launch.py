@@ -201,9 +201,12 @@ class LocalLauncher:
             self._trimming.cancel()
         self._trimming = asyncio.get_running_loop().call_later(patience_s, self._trim)
 
-    def _trim(self) -> None:
-        for group in self.warm[self._warm :]:
-            self._ended(self._workers.pop(group))
+    async def trim(self) -> None:
+        """Whoever is not wanted ends now, but for as many as stand ready, and has when this returns."""
+        await asyncio.gather(*self._trim())
+
+    def _trim(self) -> list[asyncio.Task[None]]:
+        return [self._ended(self._workers.pop(group)) for group in self.warm[self._warm :]]
 
     @property
     def num_running(self) -> int:

@@ -12,6 +12,14 @@ from squall.live.served import ServedModel
 from squall.perf.hardware import resolve_gpu
 
 
+def on_hosts(config: Config) -> Config:
+    """The cluster is what the launcher's hosts are together, where it has a list of them."""
+    hosts = config.launcher.hosts
+    if config.launcher.kind != "hosts":
+        return config
+    return replace(config, cluster=replace(config.cluster, nodes=len(hosts), gpus_per_node=len(hosts[0].devices)))
+
+
 def shared_plan(config: Config, model: ServedModel, share: Share) -> FleetPlan:
     """As `served_plan`, of a fleet that has `share` of the cluster: its slots are anywhere there. Raises ConfigError."""
     plan, place = served_plan(config, model), plain_plan(config, share).slots

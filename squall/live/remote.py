@@ -9,18 +9,46 @@ from collections.abc import Sequence
 from itertools import count
 from time import monotonic
 
+from msgspec import Struct
+
 from squall.core.types import ReplicaId
 from squall.errors import ConfigError, ReplicaFailed
 from squall.launch_tables import Machine
-from squall.live.agents import Answer, Goodbye, Wire, Wish
+from squall.live.agents import Answer, Deployed, Goodbye, Wire, Wish
 from squall.live.launch import Place
 from squall.live.ssh import SshCommand
 
 POLL_S = 0.1
 
+Slot = tuple[int, ReplicaId]
+"""A replica of the model with this number."""
+
+
+class Model(Struct, frozen=True):
+    """What the hosts must know of a model.
+
+    Attributes:
+        config: resolved, as text.
+        gpus: devices of one replica.
+        shared: all replicas of a host in one process.
+        name: tells it from the others.
+        warm: processes that stand ready on each host.
+    """
+
+    config: str
+    gpus: int
+    shared: bool = False
+    name: str = ""
+    warm: int = 0
+
 
 class RemoteHost:
     """A host, and its agent, if there is one.
+
+    Args:
+        number: its place among the hosts, by which slots are numbered.
+        machine: as in the table.
+        models: whose workers may run there; the number of each is its place among them.
 
     Attributes:
         num_tries: in vain and in a row; 0 where it is not out.
@@ -30,15 +58,16 @@ class RemoteHost:
         started: replicas that we count on, and the addresses of their workers ("" where it is not known yet).
     """
 
-    def __init__(self, number: int, machine: Machine, places: Sequence[Place]) -> None:
+    def __init__(self, number: int, machine: Machine, models: Sequence[Model]) -> None:
         self.number = number
         self.machine = machine
-        self.places = tuple(places)
         self.num_tries = 0
         self.called = False
         self.command: SshCommand | None = None
-        self.prepared: list[ReplicaId] = []
-        self.started: dict[ReplicaId, str] = {}
+        self._models = tuple(models)
+        self._places = [_places(machine, number, model.gpus) for model in models]
+        self.prepared: list[Slot] = []
+        self.started: dict[Slot, str] = {}
         self.present: RemoteAgent | None = None
         self._met = asyncio.Event()
         self._lost = False
@@ -47,6 +76,20 @@ class RemoteHost:
     @property
     def name(self) -> str:
         return self.machine.hostname
+
+    @property
+    def slots(self) -> list[Slot]:
+        return [(number, place.replica) for number, places in enumerate(self._places) for place in places]
+
+    def deployed(self) -> tuple[Deployed, ...]:
+        """What its agent is to have workers of."""
+        told = []
+        for number, (model, places) in enumerate(zip(self._models, self._places, strict=True)):
+            replicas = tuple(place.replica for place in places)
+            groups = (replicas,) if model.shared else tuple((replica,) for replica in replicas)
+            wanted = tuple(dict.fromkeys(replica for at, replica in (*self.started, *self.prepared) if at == number))
+            told.append(Deployed(model.config, places, groups, model.name, model.warm, wanted))
+        return tuple(told)
 
     @property
     def is_gone(self) -> bool:
@@ -79,8 +122,8 @@ class RemoteHost:
         if self.command is not None:
             self.command.speaks = True
         self._met.set()
-        for replica in self.prepared:
-            agent.wish("prepare", replica)
+        for slot in self.prepared:
+            agent.wish("prepare", slot)
         self.prepared.clear()
 
     def part(self, agent: RemoteAgent) -> None:
@@ -150,20 +193,20 @@ class RemoteAgent:
         finally:
             beating.cancel()
 
-    def wish(self, verb: str, replica: ReplicaId = 0, address: str = "") -> int:
+    def wish(self, verb: str, slot: Slot, address: str = "") -> int:
         """Without waiting for an answer."""
         number = next(self._numbers)
-        self._wire.say(Wish(number, verb, replica, address))  # type: ignore[arg-type]
+        self._wire.say(Wish(number, verb, *slot, address))  # type: ignore[arg-type]
         return number
 
-    async def ask(self, verb: str, replica: ReplicaId = 0, address: str = "", *, timeout_s: float) -> str:
+    async def ask(self, verb: str, slot: Slot, address: str = "", *, timeout_s: float) -> str:
         """Raises as `Launcher.start`, ReplicaFailed where the agent is gone."""
-        number = self.wish(verb, replica, address)
+        number = self.wish(verb, slot, address)
         asked = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
             found: str = await asyncio.wait_for(asked, timeout_s)
         except TimeoutError:
-            raise ReplicaFailed(f"{self.host.name} did not {verb} replica {replica} within {timeout_s:g} s") from None
+            raise ReplicaFailed(f"{self.host.name} did not {verb} replica {slot[1]} within {timeout_s:g} s") from None
         finally:
             self._asked.pop(number, None)
         return found
@@ -182,3 +225,13 @@ class RemoteAgent:
         for asked in self._asked.values():
             if not asked.done():
                 asked.set_exception(ReplicaFailed(f"the agent of {self.host.name} is gone"))
+
+
+def _places(machine: Machine, number: int, gpus: int) -> tuple[Place, ...]:
+    """Of a model's replicas on the host with this number: slots are numbered host by host."""
+    places = []
+    per_host = len(machine.devices) // gpus
+    for slot in range(per_host):
+        mine = slice(slot * gpus, (slot + 1) * gpus)
+        places.append(Place(number * per_host + slot, machine.reached_at, machine.nics[mine], machine.devices[mine]))
+    return tuple(places)

@@ -14,25 +14,22 @@ import socket
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from squall import config as configuration
 from squall.config import Config
 from squall.core.fleet_plan import FleetPlan, Share
 from squall.core.types import ReplicaId
 from squall.errors import ConfigError, ModelError
-from squall.launch_tables import Launcher
 from squall.live.descriptors import allow_files
-from squall.live.estate import Estate
 from squall.live.fitness import crowded, refuse_simulated, refuse_unfit, refuse_untraceable
-from squall.live.folder import Say, fill_folder, merge_logs, new_folder, open_head_log
-from squall.live.launch import FleetLauncher, LocalLauncher, Place
+from squall.live.folder import Say, fill_folder, logs_of, merge_logs, new_folder, open_head_log
+from squall.live.launch import FleetLauncher
+from squall.live.launchers import Fleet, about, launchers_of
 from squall.live.loop import run
-from squall.live.plan import served_plan, shared_plan
-from squall.live.roster import Roster
+from squall.live.plan import on_hosts, served_plan, shared_plan
 from squall.live.served import ServedModel, served_model
-from squall.live.succession import fleet_of, left_to
 from squall.live.transport.segment import HostCopies
+from squall.mistakes import shown
 from squall.pools import refuse_pools
 from squall.sharing import first_places, name_of, said_of, shares
 
@@ -40,9 +37,8 @@ if TYPE_CHECKING:
     import uvicorn
 
     from squall.live.head import Head
-    from squall.live.host_launch import HostsLauncher
+    from squall.live.host_launch import FleetOnHosts
 
-LOCAL: Final = Launcher()
 BACKLOG = 2048
 SWEEP_EVERY_S = 10.0
 LAST_BYTES_S = 5
@@ -75,6 +71,7 @@ def serve_together(configs: Sequence[Config], files: Sequence[str], directory: P
     allow_files()
     for config, file in zip(configs, files, strict=True):
         _check_shareable(configs[0], config, files[0], file)
+    configs = [on_hosts(config) for config in configs]
     found = shares(configs, files)
     begin = first_places(configs, found)
     fleets = []
@@ -83,21 +80,6 @@ def serve_together(configs: Sequence[Config], files: Sequence[str], directory: P
             fleets.append(_fleet(config, directory / name_of(config), share, at))
     _check_served_names(fleets, files)
     _run(fleets, directory, say, began)
-
-
-class Fleet(NamedTuple):
-    """A model, and what serves it.
-
-    Attributes:
-        directory: its run directory.
-        begin: where the replicas are that it begins with.
-    """
-
-    config: Config
-    model: ServedModel
-    plan: FleetPlan
-    directory: Path
-    begin: Sequence[ReplicaId]
 
 
 def _fleet(config: Config, directory: Path, share: Share | None = None, begin: Sequence[ReplicaId] | None = None) -> Fleet:
@@ -111,7 +93,7 @@ def _fleet(config: Config, directory: Path, share: Share | None = None, begin: S
 def _run(fleets: Sequence[Fleet], directory: Path, say: Say, began: float) -> None:
     for fleet in fleets:
         if (warning := crowded(fleet.config)) is not None:
-            _about(fleet, fleets, say)(warning)
+            about(fleet, fleets, say)(warning)
     with contextlib.ExitStack() as held:
         first = fleets[0].config.serve
         listener = held.enter_context(contextlib.closing(_listen(first.host, first.port)))
@@ -127,43 +109,48 @@ Launched = tuple["FleetLauncher", Path]
 def _all_launched(fleets: Sequence[Fleet], directory: Path, say: Say) -> Iterator[list[Launched]]:
     """The run directory and the first processes of all. Where those of one cannot be had, nothing is left of the others'."""
     with new_folder(directory), contextlib.ExitStack() as beginning:
-        launched = [beginning.enter_context(_launched(fleet, say)) for fleet in fleets]
+        launchers = beginning.enter_context(launchers_of(fleets, say))
+        launched = [
+            beginning.enter_context(_launched(fleet, launcher, say)) for fleet, launcher in zip(fleets, launchers, strict=True)
+        ]
         held = beginning.pop_all()
     with held:
         yield launched
 
 
 @contextlib.contextmanager
-def _launched(fleet: Fleet, say: Say) -> Iterator[Launched]:
+def _launched(fleet: Fleet, launcher: FleetLauncher, say: Say) -> Iterator[Launched]:
     """What a fleet has in the run directory and its first processes, which end with the block."""
-    config, directory = fleet.config, fleet.directory
-    with contextlib.ExitStack() as held:
-        left = left_to(config, say)
-        if left is not None:
-            held.enter_context(left)
-        logs = fill_folder(directory, config)
-        launcher = _launcher(config, directory, logs, fleet.plan, say, left)
-        try:
-            launcher.prepare(fleet.begin)
-            yield launcher, logs
-        finally:
-            launcher.kill_all()
-            HostCopies().sweep(unused=True)
-            if config.serve.event_log:
-                merge_logs(logs, directory / "events.jsonl.zst", say)
+    logs = logs_of(fleet.directory)
+    fill_folder(fleet.directory, fleet.config)
+    try:
+        launcher.prepare(fleet.begin)
+        yield launcher, logs
+    finally:
+        launcher.kill_all()
+        HostCopies().sweep(unused=True)
+        if fleet.config.serve.event_log:
+            merge_logs(logs, fleet.directory / "events.jsonl.zst", say)
 
 
 def _check_shareable(first: Config, config: Config, file: str, other: str) -> None:
-    """One process has one socket and one way to end, and starts workers on its own machine."""
-    for key in ("kind", "state"):
-        usual = getattr(LOCAL, key)
-        if (given := getattr(config.launcher, key)) != usual:
-            right = f"{usual!r}" if usual is not None else "none"
-            raise ConfigError(f"{other}: launcher.{key} = {given!r} is for one model so far; several models want {right}")
-    for key in ("host", "port", "api_keys", "cors_origins", "drain_timeout_s", "vllm_metrics", "otlp_endpoint"):
-        here, there = getattr(first.serve, key), getattr(config.serve, key)
-        if here != there:
-            raise ConfigError(f"models of one head need the same serve.{key}: it is {here!r} in {file}, and {there!r} in {other}")
+    """One process has one socket and one way to end, and one way to start workers."""
+    table = config.launcher
+    if table.kind == "ray":
+        raise ConfigError(f"{other}: launcher.kind = 'ray' is for one model so far; several models want 'local' or 'hosts'")
+    if table.warm and config.serve.engine == "torch" and config.serve.device != "cpu":
+        raise ConfigError(
+            f"{other}: launcher.warm = {table.warm} with several models on serve.device = {config.serve.device!r}: a process "
+            "that waits would hold memory of GPUs that another model may get; leave it out"
+        )
+    launcher_keys = [key for key in table.__struct_fields__ if key != "warm"]
+    serve_keys = ("host", "port", "api_keys", "cors_origins", "drain_timeout_s", "vllm_metrics", "otlp_endpoint")
+    for name, keys in (("launcher", launcher_keys), ("serve", serve_keys)):
+        for key in keys:
+            here, there = getattr(getattr(first, name), key), getattr(getattr(config, name), key)
+            if here != there:
+                values = f"{shown(here)} in {file}, and {shown(there)} in {other}"
+                raise ConfigError(f"models of one head need the same {name}.{key}: it is {values}")
 
 
 def _check_served_names(fleets: Sequence[Fleet], files: Sequence[str]) -> None:
@@ -191,45 +178,6 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise ConfigError(f"serve.port = {port} on {host} cannot be used: {error.strerror}; choose another with --port") from None
     return listener
-
-
-def _launcher(
-    config: Config, directory: Path, logs: Path, plan: FleetPlan, say: Say, left: Estate | Roster | None = None
-) -> FleetLauncher:
-    """A process for each replica that there may be. Emulated ones share one: they sleep nearly all the time."""
-    table, gpus, shared = config.launcher, config.replica.tp * config.replica.pp, config.serve.engine == "emulated"
-    if table.kind == "hosts":
-        from squall.live.host_launch import HostsLauncher
-
-        assert not isinstance(left, Estate)
-        text, fleet = configuration.dumps(config), fleet_of(config)
-        return HostsLauncher(table, text, gpus, shared=shared, say=say, fleet=fleet, roster=left)
-    if table.kind == "ray":
-        from squall.live.ray_launch import RayLauncher
-
-        on_gpu = not shared and config.serve.device != "cpu"
-        return RayLauncher(table, configuration.dumps(config), gpus, on_gpu=on_gpu)
-    assert not isinstance(left, Roster)
-    replicas = range(plan.slots.num)
-    groups = [tuple(replicas)] if shared else [(replica,) for replica in replicas]
-    places = _own_gpus(replicas, gpus) if config.serve.engine == "torch" and config.serve.device == "cuda" else ()
-    return LocalLauncher(directory / "config.toml", logs, groups, places=places, warm=table.warm, estate=left)
-
-
-def _own_gpus(replicas: Iterable[ReplicaId], gpus: int) -> list[Place]:
-    """So many GPUs for each replica, in order, of those that we may use. One that is named ("cuda:0") is shared instead."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-
-    def gpu(index: int) -> int | str:
-        """Where there are not so many, its worker will say so."""
-        if given is None:
-            return index
-        ours = [name.strip() for name in given.split(",")]
-        return ours[index] if index < len(ours) else -1
-
-    return [
-        Place(replica, devices=tuple(gpu(index) for index in range(replica * gpus, (replica + 1) * gpus))) for replica in replicas
-    ]
 
 
 def _plan(config: Config, model: ServedModel, share: Share | None) -> FleetPlan:
@@ -267,12 +215,12 @@ async def _serve(fleets: Sequence[Fleet], launched: Sequence[Launched], listener
         tracer = open_tracer(config.serve.otlp_endpoint, say)
     heads, logs = [], []
     for fleet, (launcher, folder) in zip(fleets, launched, strict=True):
-        model, about = fleet.model, _about(fleet, fleets, say)
-        log = open_head_log(fleet.config, folder, about)
+        model, tell = fleet.model, about(fleet, fleets, say)
+        log = open_head_log(fleet.config, folder, tell)
         logs.append(log)
-        head = Head(fleet.config, model.names, model.tokenizer(), model.max_model_len, launcher, log, about, plan=fleet.plan)
+        head = Head(fleet.config, model.names, model.tokenizer(), model.max_model_len, launcher, log, tell, plan=fleet.plan)
         if fleet.config.launcher.kind == "hosts":
-            cast("HostsLauncher", launcher).watch = head
+            cast("FleetOnHosts", launcher).watch = head
         heads.append(head)
     for head in heads:
         head.neighbours = [other for other in heads if other is not head]
@@ -309,11 +257,6 @@ async def _serve(fleets: Sequence[Fleet], launched: Sequence[Launched], listener
         for log in logs:
             if log is not None:
                 log.close()
-
-
-def _about(fleet: Fleet, fleets: Sequence[Fleet], say: Say) -> Say:
-    """Says of which of several fleets something is said."""
-    return say if len(fleets) == 1 else lambda line: say(f"{fleet.model.names[0]}: {line}")
 
 
 async def _sweep() -> None:

@@ -15,24 +15,25 @@ from squall.live.estate import Estate
 from squall.live.roster import Roster
 
 
-def fleet_of(config: Config) -> str:
-    """The same for both: version and configuration, but for where a head writes its run and listens for clients."""
-    serve = replace(config.serve, host=Serve().host, port=Serve().port)
-    same = replace(config, run=replace(config.run, out=None), serve=serve)
-    return hashlib.sha256(f"{__version__}\n{configuration.dumps(same)}".encode()).hexdigest()
+def fleet_of(*configs: Config) -> str:
+    """The same for both: version and configurations, but for where a head writes its run and listens for clients."""
+    told = [__version__]
+    for config in configs:
+        serve = replace(config.serve, host=Serve().host, port=Serve().port)
+        told.append(configuration.dumps(replace(config, run=replace(config.run, out=None), serve=serve)))
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()
 
 
-def left_to(config: Config, say: Callable[[str], None]) -> Estate | Roster | None:
-    """What an earlier head has left, and we may leave; to be held while we run. None without `launcher.state`.
+def roster_of(config: Config, say: Callable[[str], None]) -> Roster | None:
+    """What an earlier head has left on hosts, of all its models, and we may leave; to be held while we run.
 
-    Raises ConfigError: the folder cannot be used, or another head holds it.
+    None without `launcher.state`. Raises ConfigError: the folder cannot be used, or another head holds it.
     """
     table = config.launcher
-    if table.state is None:
-        return None
-    if table.kind == "hosts":
-        return Roster(Path(table.state), table.outlive_s, say)
-    estate = Estate(Path(table.state), fleet_of(config), table.outlive_s, say)
-    if estate.survivors:
-        say(f"{len(estate.survivors)} workers of an earlier head run on: they are taken over")
-    return estate
+    return None if table.state is None else Roster(Path(table.state), table.outlive_s, say)
+
+
+def estate_of(config: Config, say: Callable[[str], None], name: str = "") -> Estate | None:
+    """As `roster_of`, of one model, on this machine; of several each has a folder of its `name` there."""
+    table = config.launcher
+    return None if table.state is None else Estate(Path(table.state) / name, fleet_of(config), table.outlive_s, say)

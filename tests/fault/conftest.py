@@ -1,11 +1,14 @@
 """Whole deployments in processes of their own, to be killed: emulated, and twice as fast as what they pretend to be."""
 
 import asyncio
+import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from squall.live.engine.tokenizer import ByteTokenizer
 from squall.live.head import Head
 from squall.live.launch import LocalLauncher
 from squall.live.served import served_model
+from tests.processes import children, commands
 
 SETTINGS = (
     "serve.engine=emulated",
@@ -65,6 +69,69 @@ def fleet(config: Config, tmp_path: Path) -> Callable[..., Any]:
     return bring_up
 
 
+SSH = """#!/bin/sh
+while [ "$1" = "-o" ]; do shift 2; done
+echo "$1" >> "{log}"
+shift
+exec setsid --wait /bin/sh -c "$*"
+"""
+
+HEAD = "127.0.0.1"
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+class Hosts:
+    """alpha and beta, and what dials a head from there."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self.port = port
+        self.state = folder / "state"
+        self.dialled = folder / "dialled"
+        self.settings = [
+            "launcher.kind=hosts",
+            f"launcher.python={sys.executable}",
+            'launcher.hosts=[{hostname="alpha", address="127.0.0.1"}, {hostname="beta", address="127.0.0.2"}]',
+            f"launcher.listen={HEAD}:{port}",
+            f"launcher.state={self.state}",
+        ]
+
+    @property
+    def of_two_devices(self) -> list[str]:
+        return [setting.replace('"}', '", devices=[0, 1]}') for setting in self.settings]
+
+    def agents(self) -> dict[str, int]:
+        """Those that run, by their hosts."""
+        ours = (command for command in commands() if command[1][0] == sys.executable and "squall.live.agent" in command[1])
+        return {
+            words[words.index("--host") + 1]: pid for pid, words in ours if any(word.endswith(f":{self.port}") for word in words)
+        }
+
+    def workers(self) -> dict[str, list[int]]:
+        return {host: sorted(children(pid)) for host, pid in self.agents().items()}
+
+    def all(self) -> list[int]:
+        return [*self.agents().values(), *(pid for pids in self.workers().values() for pid in pids)]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
+    subject = Hosts(tmp_path, free_port())
+    program = tmp_path / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(SSH.format(log=subject.dialled))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    yield subject
+    for pid in subject.agents().values():
+        os.kill(pid, signal.SIGKILL)
+
+
 class Server:
     """A `squall serve`."""
 
@@ -91,11 +158,14 @@ class Server:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Callable[..., Any]:
-    """`with server("key=value") as server`: a whole deployment, once it has said what `ready` matches."""
+    """`with server("key=value") as server`: a whole deployment, once it has said what `ready` matches; or that of `files`."""
 
     @contextmanager
-    def bring_up(*settings: str, out: Path = tmp_path / "run", ready: str = "ready after") -> Iterator[Server]:
-        arguments = [part for setting in (*SETTINGS, *settings) for part in ("--set", setting)]
+    def bring_up(
+        *settings: str, files: Sequence[Path] = (), out: Path = tmp_path / "run", ready: str = "ready after"
+    ) -> Iterator[Server]:
+        given = settings if files else (*SETTINGS, *settings)
+        arguments = [*map(str, files), *(part for setting in given for part in ("--set", setting))]
         command = [sys.executable, "-m", "squall", "serve", *arguments, "--out", str(out)]
         output = tmp_path / "output.txt"
         with output.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:

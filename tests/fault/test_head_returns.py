@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import httpx
 import pytest
 
 from squall.live.estate import FILE
+from tests.fault.conftest import free_port
 from tests.fault.test_serve_ends import Asking, complete, stand_still
 from tests.processes import children, is_gone
 
@@ -38,13 +38,6 @@ def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 @pytest.fixture

@@ -21,61 +21,10 @@ import httpx
 import pytest
 
 from squall.live.roster import FILE
-from tests.fault.test_head_returns import CutOff, free_port, until
+from tests.fault.conftest import HEAD, Hosts, free_port
+from tests.fault.test_head_returns import CutOff, until
 from tests.fault.test_serve_ends import Asking, complete, stand_still
-from tests.processes import children, commands, is_gone
-
-SSH = """#!/bin/sh
-while [ "$1" = "-o" ]; do shift 2; done
-echo "$1" >> "{log}"
-shift
-exec setsid --wait /bin/sh -c "$*"
-"""
-
-HEAD = "127.0.0.1"
-
-
-class Hosts:
-    """alpha and beta, and what dials a head from there."""
-
-    def __init__(self, folder: Path, port: int) -> None:
-        self.port = port
-        self.state = folder / "state"
-        self.dialled = folder / "dialled"
-        self.settings = [
-            "launcher.kind=hosts",
-            f"launcher.python={sys.executable}",
-            'launcher.hosts=[{hostname="alpha", address="127.0.0.1"}, {hostname="beta", address="127.0.0.2"}]',
-            f"launcher.listen={HEAD}:{port}",
-            f"launcher.state={self.state}",
-        ]
-
-    def agents(self) -> dict[str, int]:
-        """Those that run, by their hosts."""
-        ours = (command for command in commands() if command[1][0] == sys.executable and "squall.live.agent" in command[1])
-        return {
-            words[words.index("--host") + 1]: pid for pid, words in ours if any(word.endswith(f":{self.port}") for word in words)
-        }
-
-    def workers(self) -> dict[str, list[int]]:
-        return {host: sorted(children(pid)) for host, pid in self.agents().items()}
-
-    def all(self) -> list[int]:
-        return [*self.agents().values(), *(pid for pids in self.workers().values() for pid in pids)]
-
-
-@pytest.fixture
-def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
-    subject = Hosts(tmp_path, free_port())
-    program = tmp_path / "bin" / "ssh"
-    program.parent.mkdir()
-    program.write_text(SSH.format(log=subject.dialled))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    yield subject
-    for pid in subject.agents().values():
-        os.kill(pid, signal.SIGKILL)
-
+from tests.processes import is_gone
 
 Run = Callable[[str], None]
 

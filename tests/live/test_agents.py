@@ -35,7 +35,7 @@ async def test_both_prove_themselves() -> None:
         meeting = asyncio.create_task(meet_head(agent, "alpha", TOKEN, "a1", "fleet", 2))
         hello = await meet_agent(head, TOKEN)
         assert (hello.host, hello.agent, hello.fleet, hello.num_workers) == ("alpha", "a1", "fleet", 2)
-        welcome = Welcome(proof(TOKEN, "server", hello.nonce), "", (), (), fleet="fleet", outlive_s=5.0)
+        welcome = Welcome(proof(TOKEN, "server", hello.nonce), (), fleet="fleet", outlive_s=5.0)
         head.say(welcome)
         assert await meeting == welcome
 
@@ -45,7 +45,7 @@ async def test_a_head_that_does_not_know_the_token_is_not_believed() -> None:
         meeting = asyncio.create_task(meet_head(agent, "alpha", TOKEN, "a1"))
         head.say(Challenge(b"any"))
         hello = await head.expect(Hello)
-        head.say(Welcome(proof("guess", "server", hello.nonce), "", (), ()))
+        head.say(Welcome(proof("guess", "server", hello.nonce), ()))
         with pytest.raises(PeerLost, match="does not know the token, so it is not our head"):
             await meeting
 

@@ -21,6 +21,7 @@ from squall.live.engine.interface import Sampling
 from squall.live.head import Head
 from squall.live.host_launch import HostsLauncher
 from squall.live.plan import served_plan
+from squall.live.remote import Model
 from squall.live.served import served_model
 from squall.live.transport.segment import HostCopies
 from tests.live.checkpoints import write_checkpoint
@@ -81,13 +82,15 @@ async def serving(*settings: str, ready: bool = True) -> AsyncIterator[Fleet]:
     said: list[str] = []
     served = served_model(config)
     shared = config.serve.engine == "emulated"
-    launcher = HostsLauncher(config.launcher, configuration.dumps(config), config.replica.tp, shared=shared, say=said.append)
+    model = Model(configuration.dumps(config), config.replica.tp, shared)
+    launcher = HostsLauncher(config.launcher, [model], say=said.append)
+    (fleet,) = launcher.fleets
     async with AsyncExitStack() as stack:
         stack.callback(launcher.kill_all)
-        head = Head(config, served.names, served.tokenizer(), 512, launcher, say=said.append, plan=served_plan(config, served))
-        launcher.watch = head
+        head = Head(config, served.names, served.tokenizer(), 512, fleet, say=said.append, plan=served_plan(config, served))
+        fleet.watch = head
         stack.push_async_callback(head.close)
-        launcher.prepare(range(config.fleet.num_initial))
+        fleet.prepare(range(config.fleet.num_initial))
         launcher.attend()
         head.start()
         if ready:
@@ -137,8 +140,8 @@ def test_an_address_that_only_we_can_dial_is_told_of(listen: str, address: str, 
     )
     config = configuration.load(None, ("launcher.kind=hosts", *hosts))
     heard: list[str] = []
-    launcher = HostsLauncher(config.launcher, "", 1, shared=False, say=heard.append)
-    launcher.prepare([0])
+    launcher = HostsLauncher(config.launcher, [Model("", 1)], say=heard.append)
+    launcher.fleets[0].prepare([0])
     launcher.kill_all()
     assert heard[-1].startswith("on alpha: SQUALL_TOKEN=")
     assert len(heard) == (1 if said is None else 2)

@@ -12,9 +12,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from squall import config as configuration
+from squall.core.fleet_plan import Share, Slots
 from squall.core.router import Router
 from squall.errors import ConfigError, ModelError
-from squall.live.serve import _listen, _own_gpus, serve
+from squall.live.launchers import own_gpus
+from squall.live.serve import _listen, serve
 from squall.live.served import served_model
 
 EMULATED = ("serve.engine=emulated", "model.name=llama-3.1-8b", "cluster.gpu=h100-sxm", "serve.port=0", "serve.host=127.0.0.1")
@@ -111,8 +113,15 @@ def test_kv_does_not_leave_several_gpus(tmp_path: Path, fleet: str, instead: str
 
 def test_each_replica_of_this_machine_has_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert [place.environment for place in _own_gpus(range(2), 2)] == [
+    assert [place.environment for place in own_gpus(Slots(2, 2), 2)] == [
         {"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}
     ]  # fmt: skip
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, GPU-0a1b, 6")  # which somebody has left to us
-    assert [place.devices for place in _own_gpus(range(2), 2)] == [("4", "GPU-0a1b"), ("6", -1)]
+    assert [place.devices for place in own_gpus(Slots(2, 2), 2)] == [("4", "GPU-0a1b"), ("6", -1)]
+
+
+def test_on_a_shared_cluster_a_gpu_has_the_same_number_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two nodes of 8: three GPUs a replica leave two of each node to others."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    threes = Slots(4, 2, shared=Share(0, (0, 0), 16, 8, 3))
+    assert [place.devices for place in own_gpus(threes, 3)] == [(0, 1, 2), (3, 4, 5), (8, 9, 10), (11, 12, 13)]

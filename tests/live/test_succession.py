@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from squall import config as configuration
-from squall.live.roster import Roster
-from squall.live.succession import fleet_of, left_to
+from squall.live.succession import estate_of, fleet_of, roster_of
 
 HOSTS = ("launcher.kind=hosts", 'launcher.hosts=[{hostname="alpha"}]', "launcher.listen=127.0.0.1:7000")
 
@@ -37,19 +36,25 @@ def test_another_version_is_another_fleet(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_next_head_of_hosts_knows_token_and_agents_whatever_its_configuration(tmp_path: Path) -> None:
     token = None
     for setting in ("batching.max_num_seqs=7", "batching.max_num_seqs=8"):
-        left = left_to(configuration.load(None, (*HOSTS, f"launcher.state={tmp_path}/state", setting)), print)
-        assert isinstance(left, Roster)
+        left = roster_of(configuration.load(None, (*HOSTS, f"launcher.state={tmp_path}/state", setting)), print)
+        assert left is not None
         with left:
             assert left.note("alpha")
             assert token in (None, left.token)
             token, last = left.token, left
             assert (tmp_path / "state" / "agents.json").stat().st_mode & 0o777 == 0o600
     last.clear()
-    again = left_to(configuration.load(None, (*HOSTS, f"launcher.state={tmp_path}/state")), print)
-    assert isinstance(again, Roster)
+    again = roster_of(configuration.load(None, (*HOSTS, f"launcher.state={tmp_path}/state")), print)
+    assert again is not None
     with again:
         assert again.token != token
 
 
 def test_without_a_folder_nothing_is_left() -> None:
-    assert left_to(configuration.load(None), print) is None
+    assert roster_of(configuration.load(None), print) is None
+    assert estate_of(configuration.load(None), print) is None
+
+
+def test_of_several_models_all_count() -> None:
+    chat, code = configuration.load(None), configuration.load(None, ["batching.max_num_seqs=7"])
+    assert len({fleet_of(chat), fleet_of(chat, code), fleet_of(code, chat)}) == 3

@@ -1,0 +1,134 @@
+"""Who starts the workers of the fleets of one head: its own machine, agents on hosts that all fleets share, or Ray.
+
+Takes over what an earlier head has left. Knows no request, and not what workers compute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from squall import config as configuration
+from squall.config import Config
+from squall.core.fleet_plan import FleetPlan, Slots
+from squall.core.types import ReplicaId
+from squall.live.estate import Estate
+from squall.live.folder import Say, logs_of
+from squall.live.launch import FleetLauncher, LocalLauncher, Place
+from squall.live.served import ServedModel
+from squall.live.succession import estate_of, fleet_of, roster_of
+
+
+class Fleet(NamedTuple):
+    """A model, and what serves it.
+
+    Attributes:
+        directory: its run directory.
+        begin: where the replicas are that it begins with.
+    """
+
+    config: Config
+    model: ServedModel
+    plan: FleetPlan
+    directory: Path
+    begin: Sequence[ReplicaId]
+
+
+def about(fleet: Fleet, fleets: Sequence[Fleet], say: Say) -> Say:
+    """Says of which of several fleets something is said."""
+    return say if len(fleets) == 1 else lambda line: say(f"{fleet.model.names[0]}: {line}")
+
+
+@contextlib.contextmanager
+def launchers_of(fleets: Sequence[Fleet], say: Say) -> Iterator[list[FleetLauncher]]:
+    """Of each fleet. What an earlier head has left is taken over, for as long as the block lasts."""
+    kind = fleets[0].config.launcher.kind
+    with contextlib.ExitStack() as held:
+        if kind == "hosts":
+            yield held.enter_context(_on_hosts(fleets, say))
+        elif kind == "ray":
+            yield [_on_ray(fleet.config) for fleet in fleets]
+        else:
+            estates = [held.enter_context(_estate(fleet, fleets, say) or contextlib.nullcontext()) for fleet in fleets]
+            yield [_here(fleet, estate) for fleet, estate in zip(fleets, estates, strict=True)]
+
+
+@contextlib.contextmanager
+def _on_hosts(fleets: Sequence[Fleet], say: Say) -> Iterator[list[FleetLauncher]]:
+    """All fleets share the hosts, and what is left there."""
+    from squall.live.host_launch import HostsLauncher
+    from squall.live.remote import Model
+
+    configs = [fleet.config for fleet in fleets]
+    models = [
+        Model(
+            configuration.dumps(config), _gpus_of(config), _is_shared(config), fleet.directory.name if len(fleets) > 1 else "",
+            config.launcher.warm,
+        )
+        for fleet, config in zip(fleets, configs, strict=True)
+    ]  # fmt: skip
+    with roster_of(configs[0], say) or contextlib.nullcontext() as roster:
+        launcher = HostsLauncher(configs[0].launcher, models, say=say, fleet=fleet_of(*configs), roster=roster)
+        try:
+            yield list(launcher.fleets)
+        finally:
+            launcher.kill_all()
+
+
+def _on_ray(config: Config) -> FleetLauncher:
+    from squall.live.ray_launch import RayLauncher
+
+    on_gpu = not _is_shared(config) and config.serve.device != "cpu"
+    return RayLauncher(config.launcher, configuration.dumps(config), _gpus_of(config), on_gpu=on_gpu)
+
+
+def _estate(fleet: Fleet, fleets: Sequence[Fleet], say: Say) -> Estate | None:
+    """What an earlier head has left of the fleet on this machine; where there are other fleets, in the places where it begins."""
+    alone = len(fleets) == 1
+    estate = estate_of(fleet.config, say, "" if alone else fleet.directory.name)
+    if estate is not None:
+        if not alone:
+            estate.keep(fleet.begin)
+        if estate.survivors:
+            about(fleet, fleets, say)(f"{len(estate.survivors)} workers of an earlier head run on: they are taken over")
+    return estate
+
+
+def _here(fleet: Fleet, estate: Estate | None) -> FleetLauncher:
+    """A process for each replica that there may be. Emulated ones share one: they sleep nearly all the time."""
+    config, replicas = fleet.config, range(fleet.plan.slots.num)
+    groups = [tuple(replicas)] if _is_shared(config) else [(replica,) for replica in replicas]
+    places = (
+        own_gpus(fleet.plan.slots, _gpus_of(config)) if config.serve.engine == "torch" and config.serve.device == "cuda" else ()
+    )
+    logs, warm = logs_of(fleet.directory), config.launcher.warm
+    return LocalLauncher(fleet.directory / "config.toml", logs, groups, places=places, warm=warm, estate=estate)
+
+
+def _is_shared(config: Config) -> bool:
+    """All replicas of a machine are in one process."""
+    return config.serve.engine == "emulated"
+
+
+def own_gpus(slots: Slots, size: int) -> list[Place]:
+    """Each replica's, of those that we may use; in order where the fleet is alone. One that is named is shared instead."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    def gpu(index: int) -> int | str:
+        """Where there are not so many, its worker will say so."""
+        if given is None:
+            return index
+        ours = [name.strip() for name in given.split(",")]
+        return ours[index] if index < len(ours) else -1
+
+    def indices(replica: ReplicaId) -> range:
+        return range(replica * size, (replica + 1) * size) if slots.shared is None else slots.gpus(replica)
+
+    return [Place(replica, devices=tuple(map(gpu, indices(replica)))) for replica in range(slots.num)]
+
+
+def _gpus_of(config: Config) -> int:
+    return config.replica.tp * config.replica.pp
