@@ -138,7 +138,7 @@ class LiveTarget:
                 return self._turn(self._be_warm(), now)
             case ActivationsSent(batch):
                 return self._turn(self._send_kv(self._sent.pop(batch)), now)
-            case ActivationsFailed(batch):
+            case ActivationsFailed(batch) if batch in self._sent:  # else it is a word about one that was confirmed
                 return self._turn(self._keep_not(self._sent.pop(batch), event), now)
             case KvSent(request) | KvFailed(request) if request in self._kept:
                 return self._turn(self._kv_left(event, now), now)

@@ -129,6 +129,13 @@ def test_a_pull_waits_for_the_end_of_the_layer_and_then_gets_the_batch_with_its_
     assert machine.num_used_blocks == 0
 
 
+def test_a_word_that_a_batch_failed_after_it_was_confirmed_changes_nothing() -> None:
+    machine = target(request(0))
+    at(machine, pull(), LayersDone(1, 1), ActivationsSent(1))
+    assert at(machine, ActivationsFailed(1)) == []
+    assert at(machine, KvSent(0, SOURCE)) == [Abandon((0,)), Send(SOURCE, KvArrived(0, 0, 1))]
+
+
 def test_nothing_left_is_an_answer_and_the_next_request_says_so() -> None:
     machine = target()
     assert at(machine, pull()) == [Send(SOURCE, NothingLeft())]
