@@ -68,6 +68,8 @@ def main() -> None:
     """The `squall` command."""
     logging.basicConfig(format="squall: %(levelname)s: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and not at once: what is half done is removed
+    if "" not in sys.path:
+        sys.path.append("")  # a policy of one's own may lie in the current directory, where workers find it, too
     try:
         sys.exit(app(standalone_mode=False))
     except SquallError as error:

@@ -239,6 +239,29 @@ def test_a_run_can_be_repeated_from_its_directory(squall: Squall) -> None:
     assert squall("simulate", "one/config.toml").code == 0  # it does not insist on being written where it is
 
 
+def test_the_policies_of_the_documentation_work_from_the_current_directory(
+    squall: Squall, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    pages = [(EXAMPLES.parent / "docs" / f"{name}.md").read_text() for name in ("policies", "scaling")]
+    kinds = {"route": "my_routes", "batching": "my_batching", "scale": "my_scaling"}
+    example = (EXAMPLES / "azure-conv.toml").read_text().split("[workload]")[1]
+    tables = ""
+    for kind, module in kinds.items():
+        [section] = [page.split(f" {kind} policy of your own\n")[1] for page in pages if f" {kind} policy of your own\n" in page]
+        python, toml = (re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)[0] for language in ("python", "toml"))
+        assert len(python.splitlines()) < 40
+        (tmp_path / f"{module}.py").write_text(python)
+        tables += toml
+    Path("own.toml").write_text(f"{tables}\n[model]\nname = 'llama-3-8b'\n[cluster]\ngpu = 'h100-sxm'\n[workload]{example}")
+    said = squall("simulate", "own.toml", "--set", "workload.num_requests=100", "--out", "run")
+    for module in kinds.values():
+        sys.modules.pop(module)
+    assert said.code == 0, said.err
+    summary = read_run(Path("run")).summary
+    assert (summary.completed, summary.scale_ups > 0) == (100, True)
+
+
 def test_an_existing_run_directory_is_refused_before_any_work(squall: Squall, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     said = squall("simulate", EXAMPLES / "azure-conv.toml", "--out", "run")

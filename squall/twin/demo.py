@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -70,7 +70,7 @@ def demo(out: Path | None, port: int, say: Say, *, profile_s: float = 45.0, load
 
     engines = num_sharing(config)
     say(f"2/5  profiling {engines} engine(s) at once for {profile_s:.0f} s: the workers will share this machine's memory, too")
-    with progress("     measuring", profile_s) as show:
+    with kept_unless_empty(place), progress("     measuring", profile_s) as show:
         save(profile(config, engines, profile_s, show), place / "profile.json")
     config = _as_busy_as_fits(place / "profile.json", port, load_s, say)
     (place / "demo.toml").write_text(configuration.dumps(config), encoding="utf-8")
@@ -84,6 +84,17 @@ def demo(out: Path | None, port: int, say: Say, *, profile_s: float = 45.0, load
     say("5/5  the same on a virtual clock")
     simulated = write_run(place / "simulated", rehearse(config), config, None)
     _show([live, simulated], place, say)
+
+
+@contextmanager
+def kept_unless_empty(place: Path) -> Iterator[None]:
+    """Whoever breaks off before anything is in the directory has none."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            place.rmdir()
+        raise
 
 
 def _bursts(load: float, seconds: float) -> list[str]:

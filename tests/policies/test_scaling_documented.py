@@ -22,7 +22,7 @@ def test_every_kind_is_in_its_table_with_all_its_keys(kind: Any) -> None:
 
 
 def test_the_example_is_a_schedule() -> None:
-    [text] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    text = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0]
     policy = msgspec.convert(tomllib.loads(text)["scale"], Scale)
     assert isinstance(policy, Schedule)
     assert [step.replicas for step in policy.steps] == [2, 8, 3]

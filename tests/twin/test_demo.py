@@ -20,7 +20,7 @@ from squall.live.models import find
 from squall.report.compare import warnings
 from squall.report.run import read_run
 from squall.report.summary import Summary, summarise
-from squall.twin.demo import demo, other_work, serving
+from squall.twin.demo import demo, kept_unless_empty, other_work, serving
 
 
 @pytest.fixture
@@ -49,6 +49,17 @@ def of_tbt(seconds: float) -> Summary:
     gaps = Gaps()
     gaps.add(round(seconds * SECOND), 10)
     return summarise(RunRecord("real", [], gaps, SECOND), Slo(), None)
+
+
+def test_whoever_breaks_off_leaves_no_empty_directory_and_loses_no_full_one(tmp_path: Path) -> None:
+    for name, files in (("empty", []), ("full", ["profile.json"])):
+        place = tmp_path / name
+        place.mkdir()
+        with pytest.raises(KeyboardInterrupt), kept_unless_empty(place):
+            for file in files:
+                (place / file).touch()
+            raise KeyboardInterrupt
+        assert place.exists() == bool(files)
 
 
 def test_a_machine_that_had_other_work_is_told_of() -> None:
