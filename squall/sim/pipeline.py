@@ -45,7 +45,7 @@ class PipelinedEngine(Engine):
             self._groups[run.group] = DecodeClock()
         free_at = self._free_at
         if run.chunks:
-            self._schedule(run.chunks, max(now, free_at[0]))
+            self._schedule(run.chunks, free_at[0] if free_at[0] > now else now)
         for stage, busy in enumerate(self.latency.stages(run)):
             if free_at[stage] > now:
                 now = free_at[stage]
@@ -67,7 +67,7 @@ class PipelinedEngine(Engine):
         self._steps = 1
         self._started_at = UNSET
         self._ends_at = now
-        return super().end(now)
+        return Engine.end(self, now)
 
     def ends(self, at: Nanos) -> bool:
         return bool(self._on_way) and self._on_way[0][0] == at
