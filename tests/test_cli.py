@@ -217,7 +217,7 @@ def test_several_models_leave_a_run_directory_each_and_one_page_for_all(squall: 
     ]  # fmt: skip
     assert squall("report", "run/chat").code == 0
     assert squall("compare", "run", "run/chat").err == (
-        "squall: error: run holds the runs of several models; name one: run/chat, run/code\n"
+        "squall: error: run holds several runs; name one: run/chat, run/code\n"
     )
     said = squall("simulate", *files, "--set", "workload.duration_s=5", "--set", "run.out=there")
     assert said.out.splitlines()[-3] == "wrote there"

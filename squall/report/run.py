@@ -207,8 +207,9 @@ def read_run(path: Path) -> StoredRun:
     """
     if not (path / SUMMARY).is_file():
         if inside := sorted(str(each.parent) for each in path.glob(f"*/{SUMMARY}")):
-            raise ConfigError(f"{path} holds the runs of several models; name one: {', '.join(inside)}")
-        raise ConfigError(f"{path} is no run directory: it has no {SUMMARY}")
+            raise ConfigError(f"{path} holds several runs; name one: {', '.join(inside)}")
+        served = "; `squall serve` leaves logs, and `squall replay` the numbers" if (path / CONFIG).is_file() else ""
+        raise ConfigError(f"{path} is no run directory: it has no {SUMMARY}{served}")
     try:
         summary = msgspec.json.decode((path / SUMMARY).read_bytes(), type=Summary)
         text = (path / CONFIG).read_text(encoding="utf-8")

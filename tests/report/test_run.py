@@ -104,6 +104,10 @@ def test_a_full_disk_leaves_an_older_file_as_it_was(tmp_path: Path) -> None:
 def test_what_is_no_run_directory_is_said_to_be_none(stored: Stored, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is no run directory: it has no summary.json"):
         read_run(tmp_path)
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "config.toml").touch()
+    with pytest.raises(ConfigError, match=r"no summary.json; `squall serve` leaves logs, and `squall replay` the numbers"):
+        read_run(tmp_path / "served")
     run = stored()
     config = (run.path / "config.toml").read_text()
     (run.path / "config.toml").write_text("[slo")

@@ -55,9 +55,9 @@ def test_whoever_breaks_off_leaves_no_empty_directory_and_loses_no_full_one(tmp_
     for name, files in (("empty", []), ("full", ["profile.json"])):
         place = tmp_path / name
         place.mkdir()
+        for file in files:
+            (place / file).touch()
         with pytest.raises(KeyboardInterrupt), kept_unless_empty(place):
-            for file in files:
-                (place / file).touch()
             raise KeyboardInterrupt
         assert place.exists() == bool(files)
 
