@@ -186,6 +186,7 @@ class PulledActivations:
 
     def _pull(self, offer: ActivationsOffer, stop: Stop) -> Activations:
         data = memoryview(bytearray(offer.num_bytes))
+        copy = Region(offer.region, data)
         reason, here = "it is not wanted any more", False
         for _ in range(ATTEMPTS):
             if stop.wanted:
@@ -195,7 +196,7 @@ class PulledActivations:
                 link = dial(self.endpoint, offer.addresses, None if here else offer.region)  # told once, a sender has it no more
                 stop.watch(link)
                 if not here:
-                    link.read(offer.region, [(0, offer.num_bytes)], [data])
+                    link.read(offer.region, [(0, offer.num_bytes)], copy)
                     here = xxhash.xxh3_64_intdigest(data) == offer.sum
                 if here:
                     link.notify(msgspec.msgpack.encode(ActivationsTaken(offer.number)))

@@ -183,16 +183,16 @@ def _transport() -> Iterator[Finding]:
     try:
         for address in endpoint.addresses:
             kind = address.partition(":")[0]
-            into = bytearray(1 << 20)
+            into = Region("copy", memoryview(bytearray(1 << 20)))
             try:
                 link = endpoint.connect(address)
                 link.open("probe")
-                link.read("probe", [(0, len(into))], [memoryview(into)])
+                link.read("probe", [(0, len(into.memory))], into)
                 link.close()
             except (SquallError, TransferFailed) as error:
                 yield Finding(f"transport ({kind})", "fail", str(error), "is a firewall or a sandbox in the way?")
                 continue
-            right = into == memory.view
+            right = into.memory == memory.view
             yield Finding(
                 f"transport ({kind})",
                 "ok" if right else "fail",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from contextlib import nullcontext
 
 from msgspec import Struct
 
@@ -16,8 +16,8 @@ from squall.core.actions import SendKv
 from squall.core.types import ReplicaId, RequestId
 from squall.errors import ModelError, SquallError, TransferFailed
 from squall.live.engine.interface import KvEngine
-from squall.live.engine.mirror import Mirror
 from squall.live.engine.torch_engine import TorchEngine
+from squall.live.engine.window import Window
 from squall.live.kv_way import Sender, Taking
 from squall.live.transport.endpoint import Endpoint
 from squall.live.transport.interface import OnNotify
@@ -63,8 +63,8 @@ class PulledKv:
 
     def send(self, action: SendKv, number: int, sender: Sender) -> None:
         self._offers[number] = _Offered(action.request, sender, 0)
-        if (mirror := self._mirror) is not None:
-            mirror.begin()
+        if (window := self._window) is not None:
+            window.begin()
         self._threads.submit(self._offer, action, number)
 
     def _offer(self, action: SendKv, number: int) -> None:
@@ -75,8 +75,6 @@ class PulledKv:
             region, pool = self._region(), self._torch.kv_pool
             blocks = self._torch.blocks(action.request)[: -(-action.num_tokens // self._torch.block_size)]
             first, last = action.first_layer, action.last_layer or pool.num_layers
-            if (mirror := self._mirror) is not None:
-                mirror.show(first, last, blocks)
             ends = self._replica, action.to
             made = offer(
                 region, pool, self.endpoint.addresses, action.request, action.num_tokens, blocks, (first, last), ends, number
@@ -104,8 +102,8 @@ class PulledKv:
     def _end(self, number: int) -> _Offered | None:
         """Whoever asks first has the last word on it."""
         offered = self._offers.pop(number, None)
-        if offered is not None and (mirror := self._mirror) is not None:
-            mirror.end()
+        if offered is not None and (window := self._window) is not None:
+            window.end()
         return offered
 
     # -- as a receiver
@@ -116,11 +114,8 @@ class PulledKv:
 
     def _pull(self, offered: KvOffer, blocks: Sequence[int], stop: Stop) -> int:
         try:
-            if (mirror := self._mirror) is None:
+            with nullcontext() if (window := self._window) is None else window.used():
                 return pull(self.endpoint, offered, self._region(), self._torch.kv_pool, blocks, stop)
-            take = partial(mirror.take, offered.first, offered.last, blocks)
-            with mirror.used():
-                return pull(self.endpoint, offered, self._region(), self._torch.kv_pool, blocks, stop, take)
         except SquallError:
             raise
         except Exception as error:  # whatever it is, nothing is lost but this hand-off
@@ -129,12 +124,14 @@ class PulledKv:
 
     def _region(self) -> Region:
         if (region := self._torch.kv_region) is None:
-            raise ModelError("the KV pool is on several GPUs, from where it cannot be moved yet")
+            raise ModelError(
+                "the KV pool is on GPUs that cannot lend memory to each other's processes, from where it cannot move"
+            )
         return region
 
     @property
-    def _mirror(self) -> Mirror | None:
-        return self._torch.cache.mirror
+    def _window(self) -> Window | None:
+        return self._torch.cache.window
 
     def close(self) -> None:
         for number in list(self._offers):

@@ -1,11 +1,12 @@
 """Runs at random of real replicas in one process, with a tiny model: whatever comes, goes or breaks down, no token changes.
 
-    python -m tests.live.chaos [--runs N] [--first-seed N] [--smollm2] [--mirrored]
+    python -m tests.live.chaos [--runs N] [--first-seed N] [--smollm2] [--home lent|unlent]
 
 A run is told by its seed alone: fleet, links, requests, wishes, who breaks down and when. Each request's tokens are compared with
 what one replica says that nobody disturbs; a greedy one may differ where the two best logarithms of probabilities lie within
 1e-4, which is counted. The event log has to lead to the same actions again. With --smollm2 the model is the embedded one, links
-are as much faster as it is larger, and what happens takes longer. Knows no machine's insides.
+are as much faster as it is larger, and what happens takes longer. With --home, weights and KV lie where a GPU's would. Knows no
+machine's insides.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-import torch
 from msgspec import Struct
 
 from squall.core.events import HandedOver, KvSent, ReplicaLost
 from squall.core.types import ROUTER, Role
 from squall.eventlog import read
-from squall.live.engine import attention
+from squall.live.engine import devices
 from squall.live.engine.interface import Sampling, TokenOut
 from squall.live.head import Head
 from squall.live.models import find
 from squall.live.transport.segment import HostCopies
 from squall.twin.observe import observe
+from tests.live.as_devices import HOMES
 from tests.live.checkpoints import VOCABULARY, write_checkpoint
 from tests.live.in_process import idle, in_process
 from tests.live.test_head import Here, all_of
@@ -225,19 +226,14 @@ async def tally(runs: int, first_seed: int, subject: Subject | None = None) -> t
     return total, broken
 
 
-def _by_nobody(device: torch.device) -> bool:
-    return False
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=int, default=1_000)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--smollm2", action="store_true", help="the embedded model instead of a tiny one")
-    parser.add_argument("--mirrored", action="store_true", help="KV moves through a mirror of its pool, as on a GPU")
+    parser.add_argument("--home", choices=HOMES, default="memory", help="where weights and KV lie: devices lend theirs, or not")
     asked = parser.parse_args()
-    if asked.mirrored:
-        attention.readable = _by_nobody
+    setattr(devices, "device_of", HOMES[asked.home])  # noqa: B010
     began = time.perf_counter()
     total, broken = asyncio.run(tally(asked.runs, asked.first_seed, Subject.smollm2() if asked.smollm2 else None))
     told = ", ".join(f"{count:,} {what}" for what, count in total.items())

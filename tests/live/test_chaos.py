@@ -2,8 +2,8 @@
 
 import pytest
 
-from squall.live.engine import attention
-from tests.live import chaos
+from squall.live.engine import devices
+from tests.live import as_devices, chaos
 
 
 async def test_no_token_changes_whatever_comes_goes_or_breaks_down() -> None:
@@ -13,8 +13,9 @@ async def test_no_token_changes_whatever_comes_goes_or_breaks_down() -> None:
     assert total["near"] == 0
 
 
-async def test_no_token_changes_where_kv_moves_through_a_mirror_of_its_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "readable", lambda _: False)
+@pytest.mark.parametrize("home", ["lent", "unlent"])
+async def test_no_token_changes_where_weights_and_kv_lie_on_devices(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "device_of", as_devices.HOMES[home])
     total, broken = await chaos.tally(3, 300)
     assert broken == []
     assert total["sendings of KV"] > 5

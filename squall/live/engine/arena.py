@@ -1,15 +1,17 @@
 """A worker's weights in memory: one allocation, section by section, and which sections may be computed with.
 
-Knows sections and readiness; not what tensors lie in a section, nor where the bytes come from. The bytes arrive in host
-memory that peers can read; for a GPU each section is copied over once its checksum has matched.
+Knows sections and readiness; not what tensors lie in a section, nor where the bytes come from. On a CPU they arrive where they
+stay, in memory that peers can read. On a GPU they do, too, from peers whose memory it can map; all others come by host memory.
 """
 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from squall.errors import TransferFailed
+from squall.live.engine import devices
+from squall.live.engine.device_memory import TorchMemory
+from squall.live.transport.device import Lent
 from squall.live.transport.memory import SharedMemory
 from squall.live.transport.region import CHUNK, Region, Section
 
@@ -42,24 +44,29 @@ class Arena:
         device: where the tensors lie.
         name: of the region.
         memory: of another process that fills it; our own when None.
+        lent: the device's memory, by another process that fills it; our own when None.
 
     Attributes:
-        region: the bytes in host memory, and what has arrived of them.
+        region: the bytes, and what has arrived of them.
         host: all bytes in host memory, uint8; tensor: on the device, which on a CPU is the same memory.
     """
 
     def __init__(
         self, parts: Sequence[Section], fingerprint: str, device: torch.device, chunk_bytes: int = CHUNK, name: str = WEIGHTS,
-        memory: SharedMemory | None = None,
+        memory: SharedMemory | None = None, lent: Lent | None = None,
     ) -> None:  # fmt: skip
         last = parts[-1]
+        filled = memory is not None  # in host memory alone, by a process that does not reach our device
         memory = memory or SharedMemory(-(-(last.offset + last.num_bytes) // PAGE) * PAGE)
-        self.region = Region(name, memory, fingerprint=fingerprint, sections=parts, chunk_bytes=chunk_bytes)
         self._memory = memory
         self.host = torch.frombuffer(memory.view, dtype=torch.uint8)
-        on_cpu = device.type == "cpu"
-        self.tensor: Tensor = self.host if on_cpu else torch.empty(len(self.host), dtype=torch.uint8, device=device)
-        self._copied = None if on_cpu else [False] * len(parts)
+        self._copied = [False] * len(parts) if filled and device.type != "cpu" else None
+        held = None if filled else _held(device, lent, len(self.host))
+        if held is None:
+            self.tensor = self.host if device.type == "cpu" else torch.empty_like(self.host, device=device)
+        else:
+            (self.tensor,) = held.tensors
+        self.region = Region(name, memory, fingerprint=fingerprint, sections=parts, chunk_bytes=chunk_bytes, device=held)
 
     @property
     def layers_ready(self) -> int:
@@ -87,7 +94,6 @@ class Arena:
             index = self._index(name)
             if not self.region.verified(index):
                 raise TransferFailed(f"{name} is needed, but has not arrived")
-            self._to_device(index)
 
     def forget(self) -> None:
         """None of it has arrived, and its memory is free for others; peers that read it are told. Nothing may be on its way."""
@@ -96,10 +102,10 @@ class Arena:
             self.region.discard(index)
         self.region.began_at = None
         self._memory.give_back()
-        self._copied = None if self._copied is None else [False] * len(self._copied)
 
     def upload(self, first: int, last: int, *, embed: bool = False, head: bool = False) -> None:
-        """As `require`, for memory that another process fills and has verified."""
+        """As `require`, for memory that another process fills and has verified. Where that one does not reach our device, what is
+        wanted is copied there at its first use."""
         if self._copied is not None:
             for name in self._wanted(first, last, embed, head):
                 self._to_device(self._index(name))
@@ -113,10 +119,19 @@ class Arena:
         return next(index for index, section in enumerate(self.region.sections) if section.name == name)
 
     def _to_device(self, index: int) -> None:
-        """At its first use, in the thread that computes, so that no other stream must be waited for."""
+        """In the thread that computes, so that no other stream must be waited for."""
         if self._copied is None or self._copied[index]:
             return
         section = self.region.sections[index]
         span = slice(section.offset, section.offset + section.num_bytes)
         self.tensor[span].copy_(self.host[span])
         self._copied[index] = True
+
+
+def _held(device: torch.device, lent: Lent | None, num_bytes: int) -> TorchMemory | None:
+    """Memory on a device that is not a CPU: our own, or another process's."""
+    if lent is not None:
+        borrower = devices.device_for(lent, device)
+        return TorchMemory([(borrower, borrower.open(lent))])
+    lender = devices.device_of(device)
+    return None if lender is None else TorchMemory.allocate([lender], num_bytes)

@@ -9,9 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from squall.live.engine import devices
+from squall.live.engine.device_memory import TorchMemory
 from squall.live.engine.kernels import Kernels
-from squall.live.engine.mirror import Mirror
 from squall.live.engine.weights import WHOLE, Shard
+from squall.live.engine.window import Window
+from squall.live.transport.device import Lent
 from squall.live.transport.memory import SharedMemory
 
 
@@ -76,44 +79,55 @@ class Batch:
 class KvCache:
     """The pools of all layers: [layers, keys and values, num_blocks, block_size, kv_heads, dim].
 
-    On a CPU those of all ranks of a replica lie in one piece of memory, one rank's after the other's, so that one process can
-    hand out and take in what all of them hold of a sequence. On a GPU what is on its way passes through a `Mirror`, where
-    there is one rank only.
+    Rank 0 makes those of all ranks of a replica, one after the other: on a CPU in one piece of memory, on GPUs each rank's on its
+    own and lent to it. So one process can hand out and take in what all of them hold of a sequence.
 
     Args:
         kv_heads: of this shard, whose part of the memory is used.
-        memory: all ranks', from the process that made it; our own when None.
+        memory: all ranks', from the process that made it; lent: this rank's, by that process. Made here when neither is given.
 
     Attributes:
         keys, values: for every layer [num_blocks, block_size, kv_heads, dim].
-        memory: all ranks', for peers to read; None on several GPUs.
-        mirror: of a pool that is not in `memory` itself.
+        memory: all ranks', for peers to read; None at other ranks than 0 on GPUs, and where these cannot lend to each other.
+        held: all ranks' pools on devices, which `memory` is but a window on; None on a CPU.
+        window: whoever moves what it holds uses it meanwhile; None on a CPU.
     """
 
     def __init__(
         self, layers: int, num_blocks: int, block_size: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device,
-        shard: Shard = WHOLE, memory: SharedMemory | None = None,
+        shard: Shard = WHOLE, memory: SharedMemory | None = None, lent: Lent | None = None,
     ) -> None:  # fmt: skip
         shape = (layers, 2, num_blocks, block_size, kv_heads, dim)
-        num_bytes = shard.size * math.prod(shape) * dtype.itemsize
+        num_bytes = math.prod(shape) * dtype.itemsize
         # Zeros, not garbage: what is masked away is still multiplied by 0. On a CPU, memory is taken only as it is written to.
-        self.memory: SharedMemory | None = None
-        self.mirror: Mirror | None = None
-        if readable(device):
-            self.memory = memory or SharedMemory(num_bytes)
+        self.memory: SharedMemory | None = memory
+        self.held = None if memory is not None else _held(device, shard, num_bytes, lent)
+        self.window: Window | None = None
+        if self.held is None:
+            self.memory = memory or SharedMemory(shard.size * num_bytes)
             pool = torch.frombuffer(self.memory.view, dtype=dtype).view(shard.size, *shape)[shard.rank]
         else:
-            pool = torch.zeros(shape, dtype=dtype, device=device)
-            if shard.size == 1:
-                self.memory = SharedMemory(num_bytes)
-                self.mirror = Mirror(pool, self.memory)
+            pool = self.held.tensors[0].view(dtype).view(shape)
+            if len(self.held.tensors) == shard.size:
+                self.memory = SharedMemory(shard.size * num_bytes)
+                self.window = Window(self.memory)
         self.keys = [pool[layer, 0] for layer in range(layers)]
         self.values = [pool[layer, 1] for layer in range(layers)]
 
 
-def readable(device: torch.device) -> bool:
-    """Whether other processes can read what lies there."""
-    return device.type == "cpu"
+def _held(device: torch.device, shard: Shard, num_bytes: int, lent: Lent | None) -> TorchMemory | None:
+    """The pools on devices: this rank's that is lent to it; of rank 0 all, or its own alone where it cannot lend the others'."""
+    if lent is not None:
+        borrower = devices.device_for(lent, device)
+        return TorchMemory([(borrower, borrower.open(lent))])
+    lender = devices.device_of(device)
+    if lender is None:
+        return None
+    first = lender, lender.allocate(num_bytes)
+    if shard.rank or first[1].lent is None:
+        return TorchMemory([first])
+    others = [devices.device_of(devices.beside(device, rank)) for rank in range(1, shard.size)]
+    return TorchMemory([first, *((other, other.allocate(num_bytes)) for other in others if other is not None)])
 
 
 def rope_store(qkv: Tensor, cosine: Tensor, sine: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:

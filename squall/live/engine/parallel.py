@@ -16,6 +16,7 @@ from torch import Tensor
 from squall.live.engine.attention import Batch, KvCache, Span
 from squall.live.engine.collectives import Group, meeting
 from squall.live.engine.decoder import Decoder
+from squall.live.engine.devices import beside
 from squall.live.engine.team import SETUP_S, Embed, Layers, Logits, Packed, Setup, Team
 from squall.live.engine.weights import DTYPES, Weights
 
@@ -50,23 +51,21 @@ def assemble(team: Team, shape: Shape, shards: list[Weights], cache: KvCache, ti
     store = meeting(timeout_s)
     setups = []
     for rank, weights in enumerate(shards[1:], 1):
+        held, pools = weights.arena.region.device, cache.held
+        ours = held.lent[0] if held is not None and held.lent else None
+        lent = ours, pools.lent[rank] if ours is not None and pools is not None and pools.lent else None
         setup = Setup(
-            rank, team.size, store.port, team.timeout_s, str(shape.folder), _device(device, rank), name, shape.threads,
-            shape.native, shape.max_model_len, shape.num_blocks, shape.block_size,
+            rank, team.size, store.port, team.timeout_s, str(shape.folder), str(beside(device, rank)), name, shape.threads,
+            shape.native, shape.max_model_len, shape.num_blocks, shape.block_size, *lent,
         )  # fmt: skip
         memory = weights.arena.region.fd, None if cache.memory is None else cache.memory.fd
-        setups.append((setup, [fd for fd in memory if fd is not None]))
+        setups.append((setup, [fd for fd in memory if fd is not None and ours is None]))
     team.set_up(setups)
     team.until_ready(timeout_s)
     try:
         return Group(0, team.size, store.port, device, team.timeout_s, store)
     except RuntimeError as error:
         raise team.explain(error) from None
-
-
-def _device(device: torch.device, rank: int) -> str:
-    """The GPU after rank 0's, and so on."""
-    return "cpu" if device.type == "cpu" else f"cuda:{(device.index or 0) + rank}"
 
 
 class Leading:

@@ -3,7 +3,7 @@
     python -m squall.live.engine.rank FD FD      (started by `team.Team`, with two sockets)
 
 Knows no requests: rank 0 keeps sequences, blocks and sampling, and sends batches. Weights arrive in memory that rank 0 fills, and
-on a CPU rank 0 sees our KV, too, and moves it; what is said to be run has arrived.
+rank 0 sees our KV, too, and moves it; what is said to be run has arrived.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Rank:
 
     Args:
         setup: what rank 0 says that we are.
-        weights: where they arrive; kv: of all ranks, None on a GPU.
+        weights: where they arrive; kv: of all ranks. Neither where rank 0 lends us memory of our device; no KV where it cannot.
     """
 
     def __init__(self, setup: Setup, weights: SharedMemory | None = None, kv: SharedMemory | None = None) -> None:
@@ -61,12 +61,12 @@ class Rank:
             torch.cuda.set_device(self._device)
         kernels = load_kernels() if setup.native and native_fits(self._dtype, self._device, setup.threads) else None
         shard = Shard(setup.rank, setup.size)
-        self._weights = allocate(config, self._dtype, self._device, shard, memory=self._memory)
+        self._weights = allocate(config, self._dtype, self._device, shard, memory=self._memory, lent=setup.weights)
         ready()  # importing and reading took long; meeting the others does not
         group = Group(setup.rank, setup.size, setup.port, self._device, setup.timeout_s)
         self._decoder = Decoder(config, self._weights, setup.max_model_len, kernels, group)
         shape = (config.num_layers, setup.num_blocks, setup.block_size, self._decoder.num_kv_heads, config.head_dim)
-        self._cache = KvCache(*shape, dtype=self._dtype, device=self._device, shard=shard, memory=self._kv)
+        self._cache = KvCache(*shape, dtype=self._dtype, device=self._device, shard=shard, memory=self._kv, lent=setup.kv)
 
     @torch.inference_mode()
     def compute(self, message: Told) -> None:

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from squall.errors import ReplicaFailed
+from squall.live.transport.device import Lent
 
 TIMEOUT_S = 30.0
 """How long a rank may take for its part of a step, or not read what it is told."""
@@ -34,11 +35,13 @@ _HEADER = struct.Struct("<I")
 
 
 class Setup(Struct, frozen=True, tag=True):
-    """The first message. With it come descriptors: of the memory that the rank's weights arrive in, and on a CPU of all KV.
+    """The first message. With it come descriptors: of the memory that the rank's weights arrive in, and on a CPU of all KV; none
+    where both are lent.
 
     Attributes:
         rank, size: of the tensor-parallel replica.
         port: where rank 0 waits for the others.
+        weights, kv: the rank's memory on its device, where rank 0 can lend it.
     """
 
     rank: int
@@ -53,6 +56,8 @@ class Setup(Struct, frozen=True, tag=True):
     max_model_len: int
     num_blocks: int
     block_size: int
+    weights: Lent | None = None
+    kv: Lent | None = None
 
 
 class Embed(Struct, frozen=True, tag=True):

@@ -16,6 +16,7 @@ from torch import Tensor
 from squall.core.actions import Chunk, RunLayers, RunSteps
 from squall.core.types import BlockHash, RequestId, RunId
 from squall.errors import ConfigError
+from squall.live.engine import devices
 from squall.live.engine.architecture import DecoderConfig, read_decoder_config
 from squall.live.engine.attention import Batch, KvCache, Span
 from squall.live.engine.decoder import Decoder, native_fits
@@ -67,8 +68,8 @@ class TorchEngine:
     Attributes:
         weights: once it is built; `weights.arena` is what they arrive in.
         shards: those of all ranks, ours first: the others' arrive here, too, in memory that they see.
-        cache: our KV pool; kv_pool: the layout of all ranks', kv_region: their memory, for peers (None on several GPUs: KV does
-            not leave these yet).
+        cache: our KV pool; kv_pool: the layout of all ranks', kv_region: their memory, for peers (None on several GPUs that
+            cannot lend memory to each other's processes: KV does not leave these).
     """
 
     weights: Weights
@@ -134,7 +135,9 @@ class TorchEngine:
         size = 1 if self.team is None else self.team.size
         own, *others = (Shard(rank, size) for rank in range(size))
         self.weights = allocate(config, dtype, device, own)
-        self.shards = [self.weights, *(allocate(config, dtype, torch.device("cpu"), shard) for shard in others)]
+        lends = (held := self.weights.arena.region.device) is not None and held.lent
+        places = [devices.beside(device, shard.rank) if lends else torch.device("cpu") for shard in others]
+        self.shards = [self.weights, *(allocate(config, dtype, *place) for place in zip(places, others, strict=True))]
         heads = kv_heads_share(config, own)
         self.cache = KvCache(
             config.num_layers, self.num_blocks, self.block_size, heads, config.head_dim, dtype, device, shard=own
@@ -143,7 +146,8 @@ class TorchEngine:
         self.kv_pool = Pool(config.num_layers, self.num_blocks, block_bytes, size)
         what = f"KV of {config.name}: {config.num_layers} layers, {config.num_kv_heads} heads of {config.head_dim} in {dtype}"
         what = f"{what}, blocks of {self.block_size}, replica.tp = {size}"
-        self.kv_region = None if self.cache.memory is None else Region(KV, self.cache.memory, fingerprint=what)
+        memory, held = self.cache.memory, self.cache.held
+        self.kv_region = None if memory is None else Region(KV, memory, fingerprint=what, device=held)
 
     def _make_decoder(self, config: DecoderConfig, kernels: Kernels | None) -> Decoder | Leading:
         """Raises ReplicaFailed for a rank that does not come."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from squall.errors import ModelError
 from squall.live.engine.architecture import DecoderConfig
 from squall.live.engine.arena import Arena, region_name, sections
+from squall.live.transport.device import Lent
 from squall.live.transport.memory import SharedMemory
 from squall.live.transport.region import CHUNK
 
@@ -132,8 +133,9 @@ def allocate(
     shard: Shard = WHOLE,
     chunk_bytes: int = CHUNK,
     memory: SharedMemory | None = None,
+    lent: Lent | None = None,
 ) -> Weights:
-    """Room for all weights of a shard, in `memory` where another process fills it.
+    """Room for all weights of a shard, in `memory`, or what is `lent`, where another process fills it.
 
     Raises ModelError where the model cannot be cut so.
     """
@@ -145,7 +147,7 @@ def allocate(
         inside.append((piece, at))
         sizes[piece.section] = at + -(-piece.num_values // step) * _ALIGNMENT
     parts, name = sections(list(sizes.items())), region_name(shard.rank)
-    arena = Arena(parts, fingerprint(config, dtype, shard), device, chunk_bytes, name, memory)
+    arena = Arena(parts, fingerprint(config, dtype, shard), device, chunk_bytes, name, memory, lent)
     begins = {section.name: section.offset for section in arena.region.sections}
 
     def views(memory: Tensor) -> _Tensors:

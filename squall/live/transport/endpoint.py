@@ -34,12 +34,13 @@ _log = logging.getLogger(__name__)
 
 
 class _Peer:
-    """A connection, and the regions whose bytes it takes for itself: by descriptor or by NIXL."""
+    """A connection, and the regions whose bytes it takes for itself (by descriptor, from a device or by NIXL), or maps."""
 
     def __init__(self, sock: socket.socket, node: str) -> None:
         self.sock = sock
         self.node = node
         self.takes: set[str] = set()
+        self.maps: set[str] = set()
 
 
 class Endpoint:
@@ -258,11 +259,13 @@ class Endpoint:
             raise PeerRefused(
                 f"{self.node} holds {region.fingerprint or 'no weights'}; {peer.node} wants {message.fingerprint or 'none'}"
             )
-        fd = region.fd if peer.sock.family == socket.AF_UNIX else None
+        here = peer.sock.family == socket.AF_UNIX
+        lent = region.device.lent if here and region.device is not None and region.device.kind == message.by_device else ()
+        fd = region.fd if here and not lent else None
         held = self._held(region) if message.by_nixl else None
-        if fd is not None or held is not None:
-            peer.takes.add(message.region)
-        frames.send(peer.sock, frames.Opened(len(region.memory), region.sums, fd is not None, held), fd)
+        for names, has in ((peer.takes, fd is not None or held is not None or bool(lent)), (peer.maps, bool(lent))):
+            (names.add if has else names.discard)(message.region)
+        frames.send(peer.sock, frames.Opened(len(region.memory), region.sums, fd is not None, held, lent), fd)
 
     def _held(self, region: Region) -> NixlHeld:
         if self._nixl is None:
@@ -275,6 +278,8 @@ class Endpoint:
         while (absent := region.wait(message.segments, self._patience_s * _SIGN_OF_LIFE, verified=message.verified)) is not None:
             frames.send(sock, frames.Wait(list(region.upstream(absent))))
         views = [region.view(segment) for segment in message.segments]
+        if message.region not in peer.maps:
+            region.show(message.segments)
         if message.region in peer.takes:
             if self.egress is not None:  # nothing is sent meanwhile, but that we live
                 sign_of_life = partial(frames.send, sock, frames.Wait([]))

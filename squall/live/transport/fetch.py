@@ -314,7 +314,7 @@ class Fetch:
                 if last == 0:
                     raise
         lane.address, lane.peer = address, link.peer
-        self._region.expect(link.open(self._region.name, self._region.fingerprint))
+        self._region.expect(link.open(self._region.name, self._region.fingerprint, self._region))
         for chunk in lane.asked:
             self._ask(link, chunk)
 
@@ -336,8 +336,7 @@ class Fetch:
         """The oldest chunk asked for, or the news that it is still to come."""
         chunk = lane.asked[0]
         place = self._region.chunks[chunk]
-        segment = (place.offset, place.num_bytes)
-        path = link.take(self._region.name, [segment], [self._region.view(segment)])
+        path = link.take(self._region.name, [(place.offset, place.num_bytes)], self._region)
         if path is not None:
             self._wait(lane, chunk, path)
             return

@@ -7,7 +7,7 @@ read) ends the connection: after it, no byte can be trusted.
     client                          server
                                     Challenge(nonce, node, version)
     Hello(proof, nonce, node)       Welcome(proof) | Refused            both prove that they know the token
-    Open(region, fingerprint)       Opened(size, checksums) [+ descriptor, or what NIXL must know] | Refused
+    Open(region, fingerprint)       Opened(size, checksums) [+ descriptor, a device's memory, or what NIXL must know] | Refused
     Read(region, segments)          Wait* then Data | Held | Refused | Failed
     Sum(region, section)            SumIs | Wait | Refused | Failed
     Write(region, segments) + Data  Done | Refused
@@ -25,11 +25,12 @@ import msgspec
 from msgspec import Struct
 
 from squall.errors import PeerLost, PeerRefused
+from squall.live.transport.device import Lent
 from squall.live.transport.memory import remainder
 from squall.live.transport.nixl import Held as NixlHeld
 from squall.live.transport.throttle import PIECE, Throttle
 
-VERSION = 2
+VERSION = 3
 MAX_MESSAGE = 8 << 20
 """Bytes of a message; the longest list KV blocks."""
 
@@ -68,20 +69,23 @@ class Refused(Message, frozen=True):
 
 
 class Open(Message, frozen=True):
-    """`by_nixl`: NIXL is to fetch the bytes."""
+    """`by_nixl`: NIXL is to fetch the bytes; `by_device`: they are for a device of this kind, which can map another one's."""
 
     region: str
     fingerprint: str
     by_nixl: bool = False
+    by_device: str = ""
 
 
 class Opened(Message, frozen=True):
-    """`by_memory`: the region's descriptor came along, and bytes are not sent but read from it; `nixl`: by NIXL, from there."""
+    """`by_memory`: the region's descriptor came along, and bytes are not sent but read from it; `nixl`: by NIXL, from there;
+    `lent`: they are copied from these devices. Whoever cannot map them opens the region again, not `by_device`."""
 
     num_bytes: int
     sums: dict[str, int]
     by_memory: bool
     nixl: NixlHeld | None = None
+    lent: tuple[Lent, ...] = ()
 
 
 class Read(Message, frozen=True):
@@ -99,7 +103,7 @@ class Wait(Message, frozen=True):
 
 
 class Held(Message, frozen=True):
-    """The bytes may be taken, from the region's descriptor or by NIXL."""
+    """The bytes may be taken: from the region's descriptor, from a device, or by NIXL."""
 
 
 class Failed(Message, frozen=True):

@@ -12,7 +12,8 @@ peer, or again) or PeerRefused (do not).
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from squall.live.transport.region import Region, Segment
+from squall.live.transport.device import Segment
+from squall.live.transport.region import Region
 
 
 class Link(Protocol):
@@ -24,11 +25,18 @@ class Link(Protocol):
 
     peer: str
 
-    def open(self, region: str, fingerprint: str = "") -> dict[str, int]:
-        """Begin with a region, whose content must be `fingerprint`. Returns the checksums that are known there."""
+    def open(self, region: str, fingerprint: str = "", into: Region | None = None) -> dict[str, int]:
+        """Begin with a region, whose content must be `fingerprint`. Returns the checksums that are known there.
+
+        Args:
+            into: a region here that is to be read into: from device to device, where both lie on such as can.
+        """
         ...
 
-    def read(self, region: str, segments: Sequence[Segment], into: Sequence[memoryview], *, verified: bool = False) -> None:
+    def read(
+        self, region: str, segments: Sequence[Segment], into: Region, at: Sequence[Segment] | None = None,
+        *, verified: bool = False,
+    ) -> None:  # fmt: skip
         """`ask` and `take` of one read; waits as long as the peer says that the bytes are still to come."""
         ...
 
@@ -36,8 +44,10 @@ class Link(Protocol):
         """Begin a read. Several may be under way; they end in order."""
         ...
 
-    def take(self, region: str, segments: Sequence[Segment], into: Sequence[memoryview]) -> tuple[str, ...] | None:
-        """End the oldest read, which these are.
+    def take(
+        self, region: str, segments: Sequence[Segment], into: Region, at: Sequence[Segment] | None = None
+    ) -> tuple[str, ...] | None:
+        """End the oldest read, which these are. The bytes go to `at` of `into`: to the same places when None.
 
         Returns:
             None when it is over. Otherwise the nodes that the bytes wait for, nearest first: call again.

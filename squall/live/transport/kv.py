@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 
 import msgspec
-import xxhash
 from msgspec import Struct
 
 from squall.core.types import ReplicaId, RequestId
 from squall.errors import ConfigError, PeerLost, PeerRefused, TransferFailed
+from squall.live.transport.device import Segment
 from squall.live.transport.interface import Link, Transport
-from squall.live.transport.region import Region, Segment
+from squall.live.transport.region import Region
 
 KV = "kv"
 """The region's name, the same to all peers."""
@@ -60,7 +60,7 @@ class KvOffer(Struct, frozen=True):
         first, last: layers [first, last).
         num_tokens: whose KV it is, from the sequence's start.
         blocks: which hold them, in order, in the sender's `pool`.
-        sums: a checksum for each layer (XXH3, 64 bits).
+        sums: a checksum for each layer; see `Region.digest`.
         addresses: of the sender.
         source, to: the replicas; `number`: unlike that of any other offer, also of the same request.
     """
@@ -99,7 +99,7 @@ def offer(
     number: int = 0,
 ) -> KvOffer:
     """What a sender says of a sequence that stands still; its blocks must stay until they are taken."""
-    sums = tuple(_digest(region, pool.segments(layer, blocks)) for layer in range(*layers))
+    sums = tuple(region.digest(pool.segments(layer, blocks)) for layer in range(*layers))
     return KvOffer(request, *layers, num_tokens, tuple(blocks), sums, pool, addresses, *ends, number)
 
 
@@ -139,12 +139,11 @@ def pull(
     pool: Pool,
     blocks: Sequence[int],
     stop: Stop | None = None,
-    arrived: Callable[[], None] = lambda: None,
 ) -> int:
     """Fetch what is offered into `blocks` of our own pool, and tell the sender that it is here.
 
     A broken connection is taken up again at the layer. Blocks of one call must be nobody else's until it returns; `stop` makes it
-    return soon. `arrived` is called when all is in `region`, before the sender is told.
+    return soon.
 
     Returns:
         The bytes that were fetched.
@@ -161,7 +160,7 @@ def pull(
     try:
         while attempts < ATTEMPTS and not stop.wanted:
             try:
-                link = link or dial(transport, offered.addresses, KV, region.fingerprint)
+                link = link or dial(transport, offered.addresses, KV, region.fingerprint, region)
                 stop.watch(link)
                 while layer < offered.last and attempts < ATTEMPTS:
                     if _pull_layer(link, offered, region, pool, layer, blocks):
@@ -170,7 +169,6 @@ def pull(
                         attempts += 1
                         reason = f"layer {layer} came {attempts} times with a wrong checksum"
                 if layer == offered.last:
-                    arrived()
                     link.notify(msgspec.msgpack.encode(KvTaken(offered.request, offered.first, offered.last, offered.number)))
                     return pool.num_bytes(offered.last - offered.first, len(blocks))
             except PeerLost as error:
@@ -230,7 +228,9 @@ def _close(link: Link | None, stop: Stop) -> None:
         link.close()
 
 
-def dial(transport: Transport, addresses: Sequence[str], region: str | None, fingerprint: str = "") -> Link:
+def dial(
+    transport: Transport, addresses: Sequence[str], region: str | None, fingerprint: str = "", into: Region | None = None
+) -> Link:
     """A link by the first of a sender's addresses that answers, with `region` open; None where nothing is to be read.
 
     Raises:
@@ -245,7 +245,7 @@ def dial(transport: Transport, addresses: Sequence[str], region: str | None, fin
             continue
         try:
             if region is not None:
-                link.open(region, fingerprint)
+                link.open(region, fingerprint, into)
         except BaseException:
             link.close()
             raise
@@ -256,12 +256,5 @@ def dial(transport: Transport, addresses: Sequence[str], region: str | None, fin
 def _pull_layer(link: Link, offered: KvOffer, region: Region, pool: Pool, layer: int, blocks: Sequence[int]) -> bool:
     """Whether it matches its checksum."""
     here = pool.segments(layer, blocks)
-    link.read(KV, offered.pool.segments(layer, offered.blocks), [region.view(segment) for segment in here])
-    return _digest(region, here) == offered.sums[layer - offered.first]
-
-
-def _digest(region: Region, segments: Sequence[Segment]) -> int:
-    digest = xxhash.xxh3_64()
-    for segment in segments:
-        digest.update(region.view(segment))
-    return digest.intdigest()
+    link.read(KV, offered.pool.segments(layer, offered.blocks), region, here)
+    return region.digest(here) == offered.sums[layer - offered.first]

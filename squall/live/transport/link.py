@@ -1,4 +1,5 @@
-"""The calling end of a connection: over TCP bytes come in frames, over a Unix socket they are read from the peer's memory.
+"""The calling end of a connection: over TCP bytes come in frames, over a Unix socket they are read from the peer's memory, its
+device's where both ends have one of a kind that maps another's.
 
 With NIXL a TCP connection carries the questions, and NIXL the bytes. Knows the protocol, not what regions are for.
 """
@@ -12,10 +13,11 @@ from typing import TypeVar
 
 from squall.errors import ConfigError, PeerLost, PeerRefused, TransferFailed
 from squall.live.transport import frames
+from squall.live.transport.device import DeviceMemory, Lent, Mapped, Segment, Unreachable
 from squall.live.transport.frames import AnyMessage, Message
 from squall.live.transport.memory import read_into, write_from
 from squall.live.transport.nixl import INSTALL, NixlAgent
-from squall.live.transport.region import Segment
+from squall.live.transport.region import Region
 
 BUFFER = 4 << 20
 """Bytes that the system keeps for a socket."""
@@ -86,6 +88,7 @@ class SocketLink:
         self._token = token
         self._fds: dict[str, int] = {}
         self._nixl = nixl if address.startswith("nixl://") else None
+        self._mapped: dict[str, tuple[DeviceMemory, Mapped]] = {}  # ours, and the peer's
         self._held: dict[str, tuple[str, int]] = {}  # the peer's agent, and where the region begins there
         self._interrupted = False
         if self._nixl is None and address.startswith("nixl://"):
@@ -102,34 +105,65 @@ class SocketLink:
             raise PeerRefused(f"{self._address}: does not know this fleet's token; another program may have its address")
         self.peer = challenge.node
 
-    def open(self, region: str, fingerprint: str = "") -> dict[str, int]:
-        self._say(frames.Open(region, fingerprint, by_nixl=self._nixl is not None))
+    def open(self, region: str, fingerprint: str = "", into: Region | None = None) -> dict[str, int]:
+        device = None if into is None or self._sock.family != socket.AF_UNIX else into.device
+        opened = self._open(region, fingerprint, "" if device is None else device.kind)
+        if device is not None and opened.lent and not self._map(region, device, opened.lent):
+            opened = self._open(region, fingerprint)
+        return opened.sums
+
+    def _map(self, region: str, device: DeviceMemory, lent: Sequence[Lent]) -> bool:
+        """Whether the peer's device can be reached from ours."""
+        try:
+            mapped = device.open(lent)
+        except Unreachable:
+            return False
+        if region in self._mapped:
+            self._mapped.pop(region)[1].close()
+        self._mapped[region] = device, mapped
+        return True
+
+    def _open(self, region: str, fingerprint: str, by_device: str = "") -> frames.Opened:
+        self._say(frames.Open(region, fingerprint, by_nixl=self._nixl is not None, by_device=by_device))
         if self._sock.family != socket.AF_UNIX:
             opened = self._expect(frames.Opened)
             if self._nixl is not None and (held := opened.nixl) is not None:
                 self._held[region] = self._nixl.meet(held), held.address
-            return opened.sums
+            return opened
         answer, fd = self._guard(lambda: frames.receive_with_fd(self._sock))
         if fd is not None:
             if (old := self._fds.pop(region, None)) is not None:
                 os.close(old)
             self._fds[region] = fd
-        return self._checked(answer, frames.Opened).sums
+        return self._checked(answer, frames.Opened)
 
-    def read(self, region: str, segments: Sequence[Segment], into: Sequence[memoryview], *, verified: bool = False) -> None:
+    def read(
+        self, region: str, segments: Sequence[Segment], into: Region, at: Sequence[Segment] | None = None,
+        *, verified: bool = False,
+    ) -> None:  # fmt: skip
         self.ask(region, segments, verified=verified)
-        while self.take(region, segments, into) is not None:
+        while self.take(region, segments, into, at) is not None:
             pass
 
     def ask(self, region: str, segments: Sequence[Segment], *, verified: bool = False) -> None:
         self._say(frames.Read(region, list(segments), verified))
 
-    def take(self, region: str, segments: Sequence[Segment], into: Sequence[memoryview]) -> tuple[str, ...] | None:
-        match self._guard(lambda: frames.receive_data(self._sock, into)):
+    def take(
+        self, region: str, segments: Sequence[Segment], into: Region, at: Sequence[Segment] | None = None
+    ) -> tuple[str, ...] | None:
+        at = segments if at is None else at
+        views = [into.view(segment) for segment in at]
+        match self._guard(lambda: frames.receive_data(self._sock, views)):
             case None:
+                into.settle(at)
+                return None
+            case frames.Held() if region in self._mapped:
+                device, mapped = self._mapped[region]
+                self._guard(lambda: device.copy(mapped, segments, at))
                 return None
             case frames.Held() if region in self._fds or region in self._held:
-                self._guard(lambda: self._fetch(region, segments, into))
+                self._guard(lambda: self._fetch(region, segments, views))
+                into.settle(at)
                 return None
             case frames.Wait(path):
                 return tuple(path)
@@ -190,6 +224,9 @@ class SocketLink:
         for fd in self._fds.values():
             os.close(fd)
         self._fds.clear()
+        for _, mapped in self._mapped.values():
+            mapped.close()
+        self._mapped.clear()
         self._held.clear()
 
     # -- one message

@@ -2,7 +2,8 @@
 
 A region of weights has sections (embedding, layers, ...), each with a checksum, and is cut into chunks that never cross a
 section: a chunk that has *arrived* may be passed on, a section that is *verified* may be computed with. A region without
-sections (a KV pool) is always readable; who reads it has been told what is where.
+sections (a KV pool) is always readable; who reads it has been told what is where. The bytes of a region may lie on a device;
+then they pass through its host memory on the way from and to whoever cannot reach that.
 """
 
 import threading
@@ -14,13 +15,11 @@ import xxhash
 from msgspec import Struct
 
 from squall.errors import PeerRefused, TransferFailed
+from squall.live.transport.device import DeviceMemory, Segment
 from squall.live.transport.memory import SharedMemory
 
 CHUNK = 1 << 20
 """Bytes that are asked for at once: what a chain's next member waits for, and what is asked again after a break."""
-
-Segment = tuple[int, int]
-"""Offset and length in bytes."""
 
 
 class Section(Struct, frozen=True):
@@ -47,7 +46,8 @@ class Region:
         memory: writable where anything is to arrive; peers on this machine read a `SharedMemory` without its being sent.
         fingerprint: what is in it (model, number type, shard); a peer that wants something else is refused.
         sections: in order, not overlapping; what lies between them never moves.
-        writable: peers may write.
+        writable: peers may write; not where a device is.
+        device: where the bytes lie, as many as in `memory`; in `memory` itself when None.
 
     Attributes:
         chunks: in order.
@@ -65,11 +65,13 @@ class Region:
         sections: Sequence[Section] = (),
         chunk_bytes: int = CHUNK,
         writable: bool = False,
+        device: DeviceMemory | None = None,
     ) -> None:
         self.name = name
         self._shared = memory if isinstance(memory, SharedMemory) else None
         self.memory = memory.view if isinstance(memory, SharedMemory) else memory.cast("B")
-        self.fingerprint = fingerprint
+        self.fingerprint = fingerprint if device is None else f"{fingerprint}, checksums of devices"
+        self.device = device
         self.sections = tuple(sections)
         self.chunk_bytes = chunk_bytes
         self.writable = writable
@@ -98,7 +100,7 @@ class Region:
 
     @property
     def sums(self) -> dict[str, int]:
-        """The checksums known so far (XXH3, 64 bits), by section."""
+        """The checksums known so far (see `digest`), by section."""
         with self._changed:
             return {self.sections[index].name: value for index, value in self._sums.items()}
 
@@ -126,6 +128,25 @@ class Region:
         offset, length = segment
         return self.memory[offset : offset + length]
 
+    def show(self, segments: Sequence[Segment]) -> None:
+        """For whoever reads host memory: let it hold what the device does."""
+        if self.device is not None:
+            self.device.get(segments, [self.view(segment) for segment in segments])
+
+    def settle(self, segments: Sequence[Segment]) -> None:
+        """Host memory has been written to: bring it to where it belongs."""
+        if self.device is not None:
+            self.device.put(segments, [self.view(segment) for segment in segments])
+
+    def digest(self, segments: Sequence[Segment]) -> int:
+        """A checksum of all of them in order: XXH3 in host memory, a device's own there."""
+        if self.device is not None:
+            return self.device.digest(segments)
+        digest = xxhash.xxh3_64()
+        for segment in segments:
+            digest.update(self.view(segment))
+        return digest.intdigest()
+
     def check(self, segments: Sequence[Segment]) -> None:
         """Raises PeerRefused where a segment is not inside."""
         for offset, length in segments:
@@ -136,7 +157,8 @@ class Region:
 
     def publish(self, section: int) -> None:
         """All of a section was written by its owner: compute its checksum, which is the truth for all who fetch it."""
-        value = self._digest(section)
+        self.settle([self._segment(section)])
+        value = self.digest([self._segment(section)])
         with self._changed:
             self._sums[section] = value
             self._set(section, True)
@@ -167,7 +189,7 @@ class Region:
 
     def accept(self, section: int) -> bool:
         """Compare a complete section with its checksum: verified, or else none of it has arrived."""
-        value = self._digest(section)
+        value = self.digest([self._segment(section)])
         with self._changed:
             good = self._sums.get(section) == value
             self._set(section, good)
@@ -240,9 +262,9 @@ class Region:
                 return chunk
         return None
 
-    def _digest(self, section: int) -> int:
+    def _segment(self, section: int) -> Segment:
         place = self.sections[section]
-        return xxhash.xxh3_64_intdigest(self.view((place.offset, place.num_bytes)))
+        return place.offset, place.num_bytes
 
     def _begin(self) -> None:
         if self.began_at is None:

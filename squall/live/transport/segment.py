@@ -146,6 +146,7 @@ class HostCopies:
         body = msgspec.msgpack.encode(header)
         try:
             os.posix_fallocate(fd, 0, _HEADER + len(region.memory))  # a full memory is an error here, not a signal later
+            region.show([(0, len(region.memory))])
             write_from(fd, [(_HEADER, len(region.memory))], [region.memory])
         except OSError as error:
             os.ftruncate(fd, 0)
@@ -213,6 +214,7 @@ def _copy_out(fd: int, region: Region, threads: int) -> bool:
             return True
         segment = (section.offset, section.num_bytes)
         read_into(fd, [(_HEADER + section.offset, section.num_bytes)], [region.view(segment)])
+        region.settle([segment])
         return region.accept(index)
 
     with ThreadPoolExecutor(threads) as pool:

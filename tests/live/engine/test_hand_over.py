@@ -9,12 +9,12 @@ import torch
 
 from squall.core.actions import Chunk, RunSteps
 from squall.errors import PeerRefused, TransferFailed
-from squall.live.engine import attention
 from squall.live.engine.interface import Job, LayerEngine, Sampling, TokenOut
 from squall.live.engine.tokenizer import ByteTokenizer
 from squall.live.engine.torch_engine import TorchEngine
 from squall.live.transport.endpoint import Endpoint
 from squall.live.transport.kv import KvOffer, Ledger, offer, pull
+from tests.live.as_devices import homes as homes
 
 PROMPT = tuple(range(40, 63))
 JOBS = {
@@ -67,31 +67,18 @@ def peers(*engines: TorchEngine, ledgers: Sequence[Ledger] = ()) -> Iterator[lis
 
 def offered(by: TorchEngine, at: Endpoint, request: int, tokens: int, first: int, last: int, backend: int = 0) -> KvOffer:
     assert by.kv_region is not None
-    if (mirror := by.cache.mirror) is not None:
-        mirror.begin()
-        mirror.show(first, last, by.blocks(request))
     return offer(by.kv_region, by.kv_pool, (at.addresses[backend],), request, tokens, by.blocks(request), (first, last))
 
 
 def taken(to: TorchEngine, at: Endpoint, what: KvOffer) -> int:
     blocks = to.blocks(what.request)
     assert to.kv_region is not None
-    if (mirror := to.cache.mirror) is None:
-        return pull(at, what, to.kv_region, to.kv_pool, blocks)
-    with mirror.used():
-        return pull(at, what, to.kv_region, to.kv_pool, blocks, arrived=lambda: mirror.take(what.first, what.last, blocks))
-
-
-@pytest.fixture(params=["memory", "mirror"])
-def pools(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pools that peers read, and such as a GPU's, of which they read a copy."""
-    if request.param == "mirror":
-        monkeypatch.setattr(attention, "readable", lambda _: False)
+    return pull(at, what, to.kv_region, to.kv_pool, blocks)
 
 
 @pytest.mark.parametrize("sampling", JOBS)
 @pytest.mark.parametrize("backend", [0, -1], ids=["shm", "tcp"])
-@pytest.mark.usefixtures("pools")
+@pytest.mark.usefixtures("homes")
 def test_a_request_moves_in_the_middle_of_its_decode(tiny: Path, sampling: str, backend: int) -> None:
     job = Job(5, PROMPT, JOBS[sampling])
     a, b = engine(tiny), engine(tiny, 64)
@@ -118,7 +105,7 @@ def test_a_request_moves_in_the_middle_of_its_decode(tiny: Path, sampling: str, 
 
 @pytest.mark.parametrize("sampling", JOBS)
 @pytest.mark.parametrize("cut", [0, 1, 2, 3])
-@pytest.mark.usefixtures("pools")
+@pytest.mark.usefixtures("homes")
 def test_head_layers_here_tail_layers_there_and_both_halves_of_the_kv_to_a_third(tiny: Path, sampling: str, cut: int) -> None:
     job = Job(5, PROMPT, JOBS[sampling])
     target, source, third = engine(tiny), engine(tiny, 48), engine(tiny, 64)

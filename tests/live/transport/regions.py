@@ -24,6 +24,11 @@ def make_region(name: str = "weights", fingerprint: str = "a model") -> Region:
     return Region(name, memory, fingerprint=fingerprint, sections=parts, chunk_bytes=CHUNK)
 
 
+def room(num_bytes: int) -> Region:
+    """Where bytes are read into."""
+    return Region("room", memoryview(bytearray(num_bytes)))
+
+
 def fill(region: Region, seed: int = 0, upto: int | None = None) -> Region:
     """Write random bytes and publish sections [0, upto)."""
     dice = random.Random(seed)

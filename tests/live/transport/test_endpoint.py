@@ -22,7 +22,7 @@ from squall.live.transport.interface import Link
 from squall.live.transport.memory import SharedMemory
 from squall.live.transport.region import Region
 from tests.live.transport.conftest import Node
-from tests.live.transport.regions import TOKEN, fill, make_region
+from tests.live.transport.regions import TOKEN, fill, make_region, room
 
 
 def has_ended(sock: socket.socket) -> bool:
@@ -55,9 +55,9 @@ def test_scattered_bytes_are_read_and_written(node: Node, backend: int, shared: 
     assert link.peer == "server"
     link.open("pool")
     segments = [(9_990, 10), (3, 4), (7, 1), (0, 5000)]
-    into = [bytearray(length) for _, length in segments]
-    link.read("pool", segments, [memoryview(each) for each in into])
-    assert [bytes(each) for each in into] == [bytes(region.view(segment)) for segment in segments]
+    into, at = room(5021), [(0, 10), (10, 4), (14, 1), (21, 5000)]
+    link.read("pool", segments, into, at)
+    assert [bytes(into.view(place)) for place in at] == [bytes(region.view(segment)) for segment in segments]
     link.write("pool", [(100, 3), (500, 2)], [memoryview(b"abc"), memoryview(b"de")])
     assert bytes(region.view((100, 3))) == b"abc"
     assert bytes(region.view((500, 2))) == b"de"
@@ -85,8 +85,8 @@ def test_what_may_not_be_is_refused_and_the_link_goes_on(node: Node, backend: in
     link.open("pool")
     for segment in ((9_999, 2), (-1, 2), (0, 0), (2**63, 1)):
         with pytest.raises(PeerRefused, match="are not inside"):
-            link.read("pool", [segment], [memoryview(bytearray(2))])
-    link.read("pool", [(0, 2)], [memoryview(bytearray(2))])
+            link.read("pool", [segment], room(2), [(0, 2)])
+    link.read("pool", [(0, 2)], room(2))
     link.close()
 
 
@@ -223,7 +223,7 @@ def test_an_interrupted_call_raises(node: Node) -> None:
     link.open("weights", "a model")
     threading.Timer(0.05, link.interrupt).start()
     with pytest.raises(PeerLost):
-        link.read("weights", [(0, 10)], [memoryview(bytearray(10))])  # which will never arrive there
+        link.read("weights", [(0, 10)], room(10))  # which will never arrive there
     link.close()
 
 
@@ -237,9 +237,9 @@ def test_many_read_at_once_and_each_gets_its_own(node: Node, backend: int) -> No
         link = client.connect(server.addresses[backend])
         link.open("weights", "a model")
         segment = (index * 777, 20_000)
-        into = bytearray(segment[1])
-        link.read("weights", [segment], [memoryview(into)])
-        if into != region.view(segment):
+        into = room(segment[1])
+        link.read("weights", [segment], into, [(0, segment[1])])
+        if into.memory != region.view(segment):
             wrong.append(index)
         link.close()
 
@@ -256,9 +256,9 @@ def test_a_throttle_changes_no_byte(node: Node, gbps: float | None) -> None:
     region = pool(size=1_000_000)
     link = node("client").connect(node("server", [region], gbps=gbps).addresses[-1])
     link.open("pool")
-    into = bytearray(999_999)
-    link.read("pool", [(1, 400_000), (400_001, 599_999)], [memoryview(into)[:400_000], memoryview(into)[400_000:]])
-    assert into == region.memory[1:]
+    into = room(1_000_000)
+    link.read("pool", [(1, 400_000), (400_001, 599_999)], into)
+    assert into.memory[1:] == region.memory[1:]
     link.close()
 
 
@@ -289,7 +289,7 @@ def test_a_link_that_takes_longer_than_the_patience_is_waited_for(node: Node, ba
     server, client = node("server", [region], gbps=0.0008, patience_s=0.1), node("client", patience_s=0.1)
     link = client.connect(server.addresses[backend])
     link.open("pool")
-    into = bytearray(50_000)
-    link.read("pool", [(0, 50_000)], [memoryview(into)])
-    assert into == region.memory
+    into = room(50_000)
+    link.read("pool", [(0, 50_000)], into)
+    assert into.memory == region.memory
     link.close()

@@ -18,7 +18,7 @@ from squall.live.transport.fetch import Fetch, Source
 from squall.live.transport.memory import SharedMemory
 from squall.live.transport.region import Region
 from tests.live.transport.conftest import NIXL, Node
-from tests.live.transport.regions import TOKEN, fill, make_region, same
+from tests.live.transport.regions import TOKEN, fill, make_region, room, same
 
 
 def pool(*, writable: bool = True) -> Region:
@@ -35,9 +35,9 @@ def test_scattered_bytes_are_read_and_written(node: Node) -> None:
     link = node("client", nixl=True).connect(server.addresses[-1])
     link.open("pool")
     segments = [(9_990, 10), (3, 4), (7, 1), (0, 5000)]
-    into = [bytearray(length) for _, length in segments]
-    link.read("pool", segments, [memoryview(each) for each in into])
-    assert [bytes(each) for each in into] == [bytes(region.view(segment)) for segment in segments]
+    into, at = room(5021), [(0, 10), (10, 4), (14, 1), (21, 5000)]
+    link.read("pool", segments, into, at)
+    assert [bytes(into.view(place)) for place in at] == [bytes(region.view(segment)) for segment in segments]
     link.write("pool", [(100, 3), (500, 2)], [memoryview(b"abc"), memoryview(b"de")])
     assert bytes(region.view((100, 3))) == b"abc"
     assert bytes(region.view((500, 2))) == b"de"
@@ -50,12 +50,12 @@ def test_what_may_not_be_is_refused_and_the_link_goes_on(node: Node) -> None:
     link = node("client", nixl=True).connect(server.addresses[-1])
     link.open("pool")
     with pytest.raises(PeerRefused, match="are not inside"):
-        link.read("pool", [(9_999, 2)], [memoryview(bytearray(2))])
+        link.read("pool", [(9_999, 2)], room(2), [(0, 2)])
     with pytest.raises(PeerRefused, match="may only be read"):
         link.write("pool", [(0, 3)], [memoryview(b"abc")])
-    into = bytearray(3)
-    link.read("pool", [(0, 3)], [memoryview(into)])
-    assert into == b"\0\1\2"
+    into = room(3)
+    link.read("pool", [(0, 3)], into)
+    assert into.memory == b"\0\1\2"
     link.close()
 
 
@@ -99,7 +99,7 @@ endpoint = Endpoint("reader", TOKEN, nixl=True, patience_s=1.0)
 endpoint.register(here)
 agent, link = endpoint._nixl, endpoint.connect(address)
 link.open("weights", "a model")
-link.read("weights", [(0, 4096)], [here.view((0, 4096))])
+link.read("weights", [(0, 4096)], here)
 peer, begin = link._held["weights"]
 here.memory[:] = bytes(len(here.memory))
 os.kill(pid, signal.SIGSTOP)
@@ -113,7 +113,7 @@ time.sleep(1)
 print("changed" if any(here.memory) else "as it was")
 again = endpoint.connect(address)
 again.open("weights", "a model")
-again.read("weights", [(0, 4096)], [here.view((0, 4096))])
+again.read("weights", [(0, 4096)], here)
 print(here.view((0, 4096)) == fill(make_region()).view((0, 4096)))
 for each in (link, again):
     each.close()
@@ -139,11 +139,11 @@ def test_a_peer_that_is_killed_is_lost_before_the_patience_is_over(node: Node) -
     with source() as (peer, addresses):
         link = client.connect(json.loads(addresses)[-1])
         link.open("weights", "a model")
-        link.read("weights", [(0, 4096)], [here.view((0, 4096))])
+        link.read("weights", [(0, 4096)], here)
         os.kill(peer.pid, signal.SIGKILL)
         peer.wait()
         with pytest.raises(PeerLost, match=r"ended the connection|reset|DISCONNECT"):
-            link.read("weights", [(0, 100_000)], [here.view((0, 100_000))])
+            link.read("weights", [(0, 100_000)], here)
     link.close()
 
 
@@ -155,7 +155,7 @@ def test_an_interrupted_call_raises(node: Node) -> None:
     timer = threading.Timer(0.1, link.interrupt)
     timer.start()
     with pytest.raises(PeerLost):
-        link.read("weights", [(0, 10)], [memoryview(bytearray(10))])
+        link.read("weights", [(0, 10)], room(10))
     timer.join()
     link.close()
 
