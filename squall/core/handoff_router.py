@@ -106,7 +106,7 @@ class HandoffRouter(Router):
 
     def _progressed(self, event: Progressed, now: Nanos) -> list[AnyAction]:
         actions: list[AnyAction] = []
-        moving = self._moves.waiting or self._moves.asked
+        moving = bool(self._moves.waiting or self._moves.asked)  # when this began: those dictionaries change below
         for request in event.finished:
             entry = self._entries.get(request)
             if entry is not None and entry.held is not None:  # it ends where it is held

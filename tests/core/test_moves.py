@@ -116,6 +116,15 @@ def test_a_place_is_free_again_when_the_request_ends_before_it_leaves() -> None:
     assert made.outstanding(B) == (0, 0)
 
 
+def test_who_leaves_as_the_last_one_without_a_place_ends_has_left() -> None:
+    """Both in one message: that it leaves was not noted, and its end at the other replica was an error."""
+    made = emptying()
+    assert made.handle(Progressed(A, finished=(1,), held=(Held(0, 14),)), 0) == [offer(0, 14)]
+    assert made.handle(Adopted(B, 0), 0) == [Send(CONTROLLER, Emptied(A))]
+    assert made.handle(Progressed(B, finished=(0,)), 0) == []
+    assert (made.num_outstanding, made.outstanding(B)) == (0, (0, 0))
+
+
 def test_when_a_place_is_lost_its_request_stays_until_there_is_another() -> None:
     made = emptying()
     assert made.handle(ReplicaDown(B, lost=True), 0) == []
