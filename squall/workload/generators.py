@@ -4,11 +4,12 @@ Every purpose ("arrivals", "prompt", ...) draws from a stream of its own, and th
 are drawn: another rate, or more requests, leaves the lengths of the first ones as they were.
 """
 
-import csv
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from squall.core.types import SECOND, Nanos
 from squall.errors import TraceError
 from squall.workload.limits import MOST_REQUESTS
 from squall.workload.parsing import parse_number, parse_tokens, tokens_wanted
+from squall.workload.rows import open_rows
 from squall.workload.spec import (
     AllAtOnce,
     BurstArrivals,
@@ -173,10 +175,10 @@ def _series(arrivals: RateSeries, base_dir: Path) -> Iterator[tuple[float, float
     return ((rate * arrivals.rate_scale, arrivals.step_s) for rate in rates)
 
 
-def _rate(text: str) -> float:
-    rate = parse_number(text)
+def _rate(value: Any) -> float:
+    rate = parse_number(value)
     if not 0 <= rate < math.inf:
-        raise ValueError(text)
+        raise ValueError(value)
     return float(rate)
 
 
@@ -217,32 +219,24 @@ def draw_lengths(length: Length, seed: int, purpose: str, count: int, base_dir: 
 
 def _lengths(length: EmpiricalLength, base_dir: Path) -> list[float]:
     path = base_dir / length.path
-    return _column(path, length.column, lambda text: parse_tokens(text, 1), tokens_wanted(1))
+    return _column(path, length.column, lambda value: parse_tokens(value, 1), tokens_wanted(1))
 
 
-def _column(path: Path, name: str, parse: Callable[[str], float], right: str) -> list[float]:
-    """The numbers in a column of a CSV file; lines that begin with "#" are skipped."""
+def _column(path: Path, name: str, parse: Callable[[Any], float], right: str) -> list[float]:
+    """The numbers in a column of a file of any kind that `open_rows` knows."""
+    rows = open_rows(path)
+    if name not in rows.columns:
+        raise TraceError(f"{path}: has no column {name!r}; it has {', '.join(rows.columns)}")
+    key = rows.key(name)
     values: list[float] = []
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file)
-            header = next((row for row in rows if row and row[0][:1] != "#"), [])
-            if name not in header:
-                raise TraceError(f"{path}: has no column {name!r}; it has {', '.join(header) or 'no header'}")
-            place = header.index(name)
-            for row in rows:
-                if row and row[0][:1] != "#":
-                    text = row[place] if place < len(row) else None
-                    values.append(_number(text, parse, f"{path} line {rows.line_num}: {name}", right))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise TraceError(f"{path}: cannot be read ({error})") from None
+    for row in rows:
+        value = None
+        with suppress(LookupError):  # a row may be too short
+            value = row[key]
+        try:
+            values.append(parse(value))
+        except (ValueError, TypeError):
+            raise TraceError(f"{rows.place(rows.line)}: {name} is {value!r}; it must be {right}") from None
     if not values:
         raise TraceError(f"{path}: has a header but no rows")
     return values
-
-
-def _number(text: str | None, parse: Callable[[str], float], where: str, right: str) -> float:
-    try:
-        return parse(text or "")
-    except ValueError:
-        raise TraceError(f"{where} is {text!r}; it must be {right}") from None

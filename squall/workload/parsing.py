@@ -42,7 +42,7 @@ def parse_calendar(text: str) -> Nanos:
     return (seconds - _ahead(zone)) * SECOND + int(fraction[:9].ljust(9, "0"))
 
 
-_SECONDS_AND_ZONE = re.compile(r":[0-5]\d(?:\.(\d+))?(Z|[+-]\d\d:\d\d)?")
+_SECONDS_AND_ZONE = re.compile(r":[0-5]\d(?:\.(\d+))?(Z|[+-](?:[01]\d|2[0-3])(?::?[0-5]\d)?)?")
 
 
 @cache
@@ -53,10 +53,10 @@ def _minute(text: str) -> int:
 
 @cache
 def _ahead(zone: str) -> int:
-    """Seconds by which a zone such as "+02:00" is ahead of UTC."""
+    """Seconds by which a zone such as "+02:00", "+0200" or "+02" is ahead of UTC."""
     if zone in ("", "Z"):
         return 0
-    ahead = int(zone[1:3]) * 3600 + int(zone[4:6]) * 60
+    ahead = int(zone[1:3]) * 3600 + int(zone[3:].lstrip(":") or "0") * 60
     return -ahead if zone[0] == "-" else ahead
 
 
@@ -76,8 +76,8 @@ def clock(unit: Nanos, whole: bool = False) -> ParseColumn:
 
 
 def calendar(values: Sequence[Any]) -> list[Nanos]:
-    """`parse_calendar` of all values; Parquet has dates that are none of text."""
-    return list(map(parse_calendar, values if set(map(type, values)) == {str} else map(str, values)))
+    """`parse_calendar` of all values, blanks around them aside; Parquet has dates that are none of text."""
+    return [parse_calendar(str(value).strip()) for value in values]
 
 
 def _parse_time(unit: Nanos, whole: bool, value: Any) -> Nanos:

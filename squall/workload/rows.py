@@ -6,6 +6,7 @@ In CSV files blank lines and lines that begin with "#" are skipped, also before 
 import csv
 import json
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from pathlib import Path
@@ -39,30 +40,39 @@ class Rows(Protocol):
 
 def open_rows(path: Path) -> Rows:
     """Opens a file of any of the three kinds, told from its content. Raises TraceError."""
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise TraceError(f"{path}: is a pipe or a device, which gives its content once at most; write it to a file first")
+    if first_bytes(path).startswith(b"PAR1"):
+        return _parquet(path)
     try:
-        with path.open("rb") as file:
-            if file.read(4) == b"PAR1":
-                return _parquet(path)
         text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        where = "the configuration file, or with --set to the current directory"
-        raise TraceError(f"{path}: no such file; workload.path is relative to {where}") from None
-    except IsADirectoryError:
-        raise TraceError(f"{path}: is a folder; give a file in it") from None
     except UnicodeDecodeError:
         raise TraceError(f"{path}: is not text in UTF-8; unpack or convert it first") from None
     except OSError as error:
         raise TraceError(f"{path}: cannot be read ({error})") from None
     first = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "").lstrip()
-    if first.startswith("version https://git-lfs"):
-        raise TraceError(f"{path}: is a git-lfs pointer, not the trace itself; run `git lfs pull` in its folder")
-    if first[:9].lower() in ("<!doctype", "<html", "<html>"):
-        raise TraceError(f"{path}: is a web page, not a trace; download the file itself")
     if first.startswith("["):
         raise TraceError(f"{path}: begins with a JSON array; write one object a line")
     return JsonRows(path, text) if first.startswith("{") else CsvRows(path, text)
+
+
+def first_bytes(path: Path) -> bytes:
+    """How a file begins, without its byte-order mark. Raises TraceError where it is none, or stands for what it should hold."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise TraceError(f"{path}: is a pipe or a device, which gives its content once at most; write it to a file first")
+    try:
+        with path.open("rb") as file:
+            first = file.read(64).removeprefix(BOM_UTF8).lstrip()
+    except FileNotFoundError:
+        where = "the configuration file, or with --set to the current directory"
+        raise TraceError(f"{path}: no such file; paths in [workload] are relative to {where}") from None
+    except IsADirectoryError:
+        raise TraceError(f"{path}: is a folder; give a file in it") from None
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read ({error})") from None
+    if first.startswith(b"version https://git-lfs"):
+        raise TraceError(f"{path}: is a git-lfs pointer, not the file itself; run `git lfs pull` in its folder")
+    if first.lower().startswith((b"<!doctype", b"<html")):
+        raise TraceError(f"{path}: is a web page, not a file of data; download the file itself")
+    return first
 
 
 class CsvRows:
@@ -80,8 +90,8 @@ class CsvRows:
             mark = next((mark for mark in (";", "\t") if mark in row[0]), None)
             if len(row) == 1 and mark:
                 raise TraceError(f"{self.place(self.line)}: has {mark!r} between its columns; separate them by commas")
-            return [name.strip() for name in row]
-        raise TraceError(f"{self._path}: is empty; a trace begins with a header line")
+            return [name.replace("\ufeff", "").strip() for name in row]  # a mark also where another file came before this one
+        raise TraceError(f"{self._path}: is empty; it must begin with a header line")
 
     def place(self, line: int) -> str:
         return f"{self._path} line {line}"

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 from squall.core.types import SECOND
 from squall.errors import TraceError
-from squall.workload.limits import MOST_REQUESTS
-from squall.workload.parsing import parse_number
+from squall.workload.limits import MOST_REQUESTS, MOST_TOKENS
+from squall.workload.parsing import parse_number, parse_tokens
+from squall.workload.rows import first_bytes
 from squall.workload.streams import stream
 from squall.workload.traces import Trace
 
@@ -110,6 +111,7 @@ def _within(window: _Window, seed: int, count: int) -> NDArray[np.float64]:
 
 
 def _read_windows(path: Path) -> list[_Window]:
+    first_bytes(path)
     try:
         rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -175,7 +177,8 @@ class _Lengths:
             for medium in _MEDIA:
                 if f"{medium}_tokens" in columns:
                     many = column(f"{medium}_count") if f"{medium}_count" in columns else 1
-                    prompt = prompt + column(f"{medium}_tokens") * many
+                    whole = prompt + column(f"{medium}_tokens") * np.asarray(many, dtype=np.float64)  # no product overflows it
+                    prompt = np.minimum(whole, MOST_TOKENS).astype(np.int64)
         return np.maximum(prompt, 1), np.maximum(column("output_tokens"), 1)
 
     def _histogram(self, place: int, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -192,9 +195,9 @@ class _Lengths:
         text = self._tables[start].get(name, {})
         try:
             table = literal_eval(text) if isinstance(text, str) else text
-            values = np.array([int(value) for value in table], dtype=np.int64)
+            values = np.array([parse_tokens(value, 0) for value in table], dtype=np.int64)
             shares = np.array([float(share) for share in table.values()], dtype=np.float64)
-        except (ValueError, SyntaxError, TypeError, AttributeError):
+        except (ValueError, SyntaxError, TypeError, AttributeError, MemoryError, RecursionError):  # the last two: too deep
             values, shares = np.array([-1]), np.array([1.0])
         if len(values) and not (values.min() >= 0 and np.isfinite(shares).all() and shares.min() >= 0):
             raise TraceError(
@@ -209,10 +212,11 @@ def _open_dataset(path: Path) -> tuple[Path, Mapping[int, Mapping[str, Any]]]:
     found = next((file for file in (path.with_name(stem), path.with_name(stem + ".gz")) if file.is_file()), None)
     if found is None:
         raise TraceError(f"{path}: {stem}, which tells how long this client's requests are, is not beside it")
+    first_bytes(found)
     try:
         raw = gzip.decompress(found.read_bytes()) if found.suffix == ".gz" else found.read_bytes()
         tables = {int(start): dict(columns) for start, columns in json.loads(raw).items()}
-    except (OSError, EOFError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, EOFError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise TraceError(f"{found}: is not a ServeGen dataset ({error})") from None
     if not tables:
         raise TraceError(f"{found}: is empty")

@@ -166,8 +166,8 @@ class _Reader:
     # -- what the rows say together
 
     def _check_clock(self, times: list[Nanos], lines: list[int]) -> None:
-        """Times since 1970 and times from the start cannot be of one clock."""
-        if not self._unit or not times or not min(times) < EPOCH <= max(times):
+        """Times since 1970 and times from the start, which as dates are in 1970, cannot be of one clock."""
+        if not times or not min(times) < EPOCH <= max(times):
             return
         first = times[0] >= EPOCH
         odd = next(line for time, line in zip(times, lines, strict=True) if (time >= EPOCH) != first)

@@ -2,6 +2,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import polars
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -248,7 +249,9 @@ def test_empirical_lengths_are_drawn_from_the_column(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("a,b\n1,2\n", r"has no column 'tokens'; it has a, b"),
-        ("", r"has no column 'tokens'; it has no header"),
+        ("", r"is empty; it must begin with a header line"),
+        ("version https://git-lfs.github.com/spec/v1\n", r"is a git-lfs pointer"),
+        ("tokens,a,tokens\n1,2,3\n", r"has several columns tokens"),
         ("tokens\n", r"has a header but no rows"),
         ("a,tokens\n1,5\n2,many\n", r"line 3: tokens is 'many'; it must be a whole number of at least 1 and at most"),
         ("a,tokens\n1,5\n2,0\n", r"line 3: tokens is '0'"),
@@ -262,8 +265,18 @@ def test_a_bad_column_is_named_by_file_and_line(tmp_path: Path, text: str, messa
         draw_lengths(EmpiricalLength("lengths.csv", "tokens"), 0, "prompt", 3, tmp_path)
 
 
+def test_a_column_may_be_of_any_kind_of_file_that_a_trace_may_be(tmp_path: Path) -> None:
+    (tmp_path / "lengths.jsonl").write_text('{"tokens": 5}\n{"tokens": 7.0}\n')
+    polars.DataFrame({"tokens": [5, 7]}).write_parquet(tmp_path / "lengths.parquet")
+    for name in ("lengths.jsonl", "lengths.parquet"):
+        assert set(draw_lengths(EmpiricalLength(name, "tokens"), 0, "prompt", 30, tmp_path)) == {5, 7}
+    (tmp_path / "lengths.jsonl").write_text('{"tokens": 5}\n{"a": 5}\n')
+    with pytest.raises(TraceError, match=r"lengths.jsonl line 2: tokens is None; it must be"):
+        draw_lengths(EmpiricalLength("lengths.jsonl", "tokens"), 0, "prompt", 3, tmp_path)
+
+
 def test_a_missing_file_and_a_negative_seed_are_named(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"none.csv: cannot be read"):
+    with pytest.raises(TraceError, match=r"none.csv: no such file; paths in \[workload\] are relative to"):
         draw_lengths(EmpiricalLength("none.csv", "tokens"), 0, "prompt", 3, tmp_path)
     with pytest.raises(ConfigError, match=r"run.seed is -1"):
         draw_arrivals(PoissonArrivals(1.0), -1, 3, None)

@@ -7,6 +7,7 @@ import pytest
 
 from squall.errors import TraceError
 from squall.workload.build import build
+from squall.workload.limits import MOST_TOKENS
 from squall.workload.servegen import draw_client, is_client
 from squall.workload.spec import TraceWorkload
 
@@ -120,12 +121,30 @@ def test_bad_rates_are_one_line(tmp_path: Path, rates: str, message: str) -> Non
         ([1], r"c-dataset.json: is not a ServeGen dataset"),
         ({"0": {"input_tokens": "{1: ", "output_tokens": "{7: 1.0}"}}, r"input_tokens at 0 is '\{1: '; it must be a dictionary"),
         ({"0": {"input_tokens": "{-1: 1.0}", "output_tokens": "{7: 1.0}"}}, r"input_tokens at 0 is '\{-1: 1.0\}'"),
+        ({"0": {"input_tokens": "{5.5: 1.0}", "output_tokens": "{7: 1.0}"}}, r"input_tokens at 0 is '\{5.5: 1.0\}'"),
+        ({"0": {"input_tokens": f"{{{10**20}: 1.0}}", "output_tokens": "{7: 1.0}"}}, r"input_tokens at 0 is '\{1000000000"),
+        ({"0": {"input_tokens": "-" * 100_000 + "1", "output_tokens": "{7: 1.0}"}}, r"input_tokens at 0 is '-----"),
         ({"0": {"input_tokens": "{}", "output_tokens": "{7: 1.0}"}}, r"c-dataset.json: has no input_tokens at any time"),
     ],
 )
 def test_a_bad_dataset_is_one_line(tmp_path: Path, dataset: object, message: str) -> None:
     with pytest.raises(TraceError, match=message):
         draw_client(client(tmp_path, dataset=dataset), 0, 0.0, None, None)
+
+
+@pytest.mark.parametrize("name", ["c-trace.csv", "c-dataset.json"])
+def test_a_pointer_in_place_of_either_file_is_recognised(tmp_path: Path, name: str) -> None:
+    path = client(tmp_path)
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:a4d068a7\nsize 51429517\n")
+    with pytest.raises(TraceError, match=rf"{name}: is a git-lfs pointer"):
+        draw_client(path, 0, 0.0, None, None)
+
+
+def test_more_media_than_a_prompt_can_hold_are_as_many_as_it_can(tmp_path: Path) -> None:
+    most = str(MOST_TOKENS)
+    columns = {"text_tokens": "{9: 1.0}", "image_tokens": f"{{{most}: 1.0}}", "image_count": f"{{{most}: 1.0}}"}
+    trace = draw_client(client(tmp_path, dataset={"0": {**columns, "output_tokens": "{7: 1.0}"}}), 0, 0.0, None, 3)
+    assert trace.num_prompt_tokens == [MOST_TOKENS] * 3
 
 
 def test_a_missing_dataset_is_named(tmp_path: Path) -> None:

@@ -31,6 +31,11 @@ def test_calendar_times_count_from_the_earliest_and_bom_crlf_and_comments_do_not
     assert (read.num_prompt_tokens, read.num_output_tokens, read.notes) == ([374, 396], [44, 109], ())
 
 
+def test_marks_within_a_file_and_blanks_around_names_and_dates_do_not_matter(trace: Path) -> None:
+    trace.write_text("# joined from two files\n\ufeff\ufeff" + AZURE.replace(",", " ,\xa0") + " 2023-11-16 18:15:46.5\t,374,44\n")
+    assert read_trace(trace).arrived_at == [0]
+
+
 def test_seconds_count_from_zero_under_either_set_of_names(trace: Path) -> None:
     for header in (OWN, "arrived_at,num_prefill_tokens,num_decode_tokens\n"):
         trace.write_text(header + "1.5,10,20\n2,11,21\n")
@@ -96,6 +101,13 @@ def test_a_row_that_is_no_request_is_named_by_file_and_line(trace: Path, row: st
         read_trace(trace)
 
 
+def test_dates_of_two_clocks_are_refused(trace: Path) -> None:
+    """Seconds from the start that somebody turned into dates are in 1970."""
+    trace.write_text(AZURE + "2023-11-16 18:15:46.68,374,44\n1970-01-01 00:00:04.2,374,44\n")
+    with pytest.raises(TraceError, match=r"trace.csv line 3: arrival time counts from the start, those above from 1970"):
+        read_trace(trace)
+
+
 def test_a_bad_date_is_named_by_file_and_line(trace: Path) -> None:
     trace.write_text(AZURE + "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:61:46,374,44\n")
     with pytest.raises(TraceError, match=r"trace.csv line 3: TIMESTAMP is '2023-11-16 18:61:46'; it must be a date and time"):
@@ -114,7 +126,7 @@ def test_a_bad_date_is_named_by_file_and_line(trace: Path) -> None:
         ("time,ContextTokens,GeneratedTokens\n0,1,1\n", r"line 1: no column TIMESTAMP \(azure format\)"),
         ('{"timestamp": 0, "input_length": 5}\n', r"line 1: no column output_length \(mooncake format\)"),
         ('[{"timestamp": 0}]', "begins with a JSON array; write one object a line"),
-        ("<!DOCTYPE html>\n<html>", "is a web page, not a trace"),
+        ("<!DOCTYPE html>\n<html>", "is a web page, not a file of data"),
     ],
 )
 def test_a_file_that_is_no_trace_says_why(trace: Path, text: str, message: str) -> None:
@@ -127,7 +139,7 @@ def test_binary_and_missing_files_say_so(tmp_path: Path) -> None:
     (tmp_path / "trace.csv.gz").write_bytes(b"\x1f\x8b\x08\xff\xff")
     with pytest.raises(TraceError, match=r"trace.csv.gz: is not text in UTF-8; unpack or convert it first"):
         read_trace(tmp_path / "trace.csv.gz")
-    with pytest.raises(TraceError, match=r"none.csv: no such file; workload.path is relative to"):
+    with pytest.raises(TraceError, match=r"none.csv: no such file; paths in \[workload\] are relative to"):
         read_trace(tmp_path / "none.csv")
     with pytest.raises(TraceError, match="is a folder; give a file in it"):
         read_trace(tmp_path)

@@ -18,6 +18,9 @@ def read_table(path: Path, needed: Sequence[str]) -> pl.DataFrame:
     Raises ProfileError naming the file and the first column that is missing.
     """
     try:
+        with path.open("rb") as file:
+            if file.read(23) == b"version https://git-lfs":
+                raise ProfileError(f"{path}: is a git-lfs pointer, not the file itself; run `git lfs pull` in its folder")
         if path.suffix == ".parquet":
             frame = pl.read_parquet(path).with_row_index(ROW, offset=1)
         else:

@@ -214,6 +214,12 @@ def test_a_column_that_is_missing_is_named(tmp_path: Path) -> None:
         import_profile("aiconfigurator", tmp_path, None, None)
 
 
+def test_a_pointer_in_place_of_a_table_is_recognised(tmp_path: Path) -> None:
+    (tmp_path / "gemm_perf.csv").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:a4d068a7\nsize 51429517\n")
+    with pytest.raises(ProfileError, match=r"gemm_perf.csv: is a git-lfs pointer"):
+        import_profile("aiconfigurator", tmp_path, None, None)
+
+
 def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--format 'csv' is unknown; use one of vidur, llmservingsim, aiconfigurator"):
         import_profile("csv", tmp_path, None, None)
