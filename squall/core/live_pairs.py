@@ -65,14 +65,15 @@ class LivePairs:
         return member.replica in self._alone
 
     def end(self, event: Unpaired) -> list[AnyAction]:
-        """The target says that nothing is left to share; or that it works alone now, and what it has given back is on its way."""
-        if event.lost:
-            if event.target not in self._alone:
-                return []  # it is gone itself
+        """The target says that nothing is left to share; or that it works alone now, and what it has given back is on its way.
+
+        It may have said the former before it heard that its source is lost, and says nothing more then.
+        """
+        if event.target in self._alone:
             self._alone.discard(event.target)
             member = self._fleet.members[event.target]
             return [] if member.announced or member.phase is not Phase.READY or member.stopping else [self._up(member)]
-        if self._source.get(event.target) == event.source:
+        if not event.lost and self._source.get(event.target) == event.source:  # else it is gone itself
             del self._source[event.target]
             del self._target[event.source]
         return []

@@ -111,6 +111,16 @@ def test_a_target_without_its_source_relieves_nobody_and_keeps_its_role_until_it
     assert pairs(subject.tell(*map(ReplicaStarted, started))) == {(started[0], 3)}
 
 
+def test_a_target_that_ended_its_pair_as_its_source_died_is_announced() -> None:
+    """The two words cross: it says nothing more, and would have been ready for nobody."""
+    subject = Subject({0: 5, 1: 0})
+    subject.want(3, 1)
+    assert pairs(subject.tell(ReplicaStarted(3), WeightsLoaded(3, 100, 16), Warmed(3))) == {(3, 0)}
+    subject.tell(ReplicaLost(0, "a fault"))
+    assert subject.tell(Unpaired(3, 0)) == [Send(ROUTER, ReplicaUp(3, 100, 16, PREFILL))]
+    assert subject.tell(Unpaired(3, 0)) == []
+
+
 def test_when_a_source_dies_with_what_it_took_over_whoever_ran_the_first_layers_holds_them_for_nobody() -> None:
     """Also where the pair has ended before; the router had not been told that the target holds anything."""
     router = DisaggregatedRouter(LeastLoaded(), 100, 10**6, 2, True, LeastPromised())
