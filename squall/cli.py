@@ -292,7 +292,8 @@ def report(run: RunDirectory) -> None:
     from squall.report.cluster import is_cluster, read_cluster, write_cluster_report
 
     if is_cluster(run):
-        _end(write_cluster_report(run), *(f"squall report {run / fleet.model}" for fleet in read_cluster(run).fleets))
+        folders = [run / fleet.model for fleet in read_cluster(run).fleets]
+        _end(write_cluster_report(run), *(f"squall report {folder}" for folder in folders if folder.is_dir()))
         return
     from squall.report.html import write_report
     from squall.report.run import read_run

@@ -14,7 +14,7 @@ from squall.core.fleet_plan import Bounds
 from squall.core.types import Role
 from squall.policies.batching import Batching
 from squall.policies.scale import Schedule
-from squall.quantities import Blocks, Delay, Fraction, Gpus, NotNegative, Rate, Seconds
+from squall.quantities import Blocks, Delay, Fraction, Gpus, NotNegative, Rate, Seconds, counted
 
 NAMES: Final = {Role.BOTH: "replicas", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 """The keys of roles, in `[fleet]` and in the steps of a schedule."""
@@ -277,7 +277,7 @@ def fleet_mistake(fleet: Fleet, cluster: _Cluster, replica: _Replica) -> str | N
     most = max(fleet.num_initial, *(least - bounds.minimum + bounds.maximum for bounds in every))
     if most > slots:
         have = f"{cluster.nodes} x {cluster.gpus_per_node} GPUs have place for {slots}"
-        of = f"replicas of {gpus} GPU{'s' if gpus > 1 else ''}"
+        of = f"replicas of {counted(gpus, 'GPU')}"
         return f"[fleet] may grow to {most} {of}, and {have}; raise cluster.nodes, or lower the most replicas"
     return None
 

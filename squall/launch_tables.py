@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta, Struct
 
-from squall.quantities import Count, NotNegative, Seconds
+from squall.quantities import Count, NotNegative, Seconds, counted
 
 
 class Machine(Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,14 +97,18 @@ def launcher_mistake(launcher: Launcher, fleet: _Fleet, gpus: int) -> str | None
     devices, per_host = len(first.devices), launcher.slots_per_host(gpus)
     for host in launcher.hosts:
         if len(host.devices) != devices:
-            return f"launcher.hosts: {host.hostname} has {len(host.devices)} devices, {first.hostname} {devices}; use as many"
+            have = counted(len(host.devices), "device")
+            return f"launcher.hosts: {host.hostname} has {have}, {first.hostname} {devices}; use as many"
         if len(set(host.devices)) != devices:
             return f"launcher.hosts: {host.hostname} has a device twice in {list(host.devices)}; give each once"
         if host.nics and len(host.nics) != devices:
-            return f"launcher.hosts: {host.hostname} has {len(host.nics)} nics for {devices} devices; give one each, or none"
+            nics = f"{counted(len(host.nics), 'nic')} for {counted(devices, 'device')}"
+            return f"launcher.hosts: {host.hostname} has {nics}; give one each, or none"
     if not per_host:
-        return f"launcher.hosts: {first.hostname} has {devices} devices, and a replica takes {gpus}, all of one host; add devices"
+        have = counted(devices, "device")
+        return f"launcher.hosts: {first.hostname} has {have}, and a replica takes {gpus}, all of one host; add devices"
     if fleet.num_maximum > per_host * len(launcher.hosts):
-        have = f"{len(launcher.hosts)} hosts of {devices} devices have place for {per_host * len(launcher.hosts)}"
-        return f"[fleet] may grow to {fleet.num_maximum} replicas of {gpus}, and {have}; add hosts, or lower the most replicas"
+        hosts, most = counted(len(launcher.hosts), "host"), counted(fleet.num_maximum, "replica")
+        have = f"there is place for {per_host * len(launcher.hosts)} on {hosts} of {counted(devices, 'device')}"
+        return f"[fleet] may grow to {most} of {gpus}, and {have}; add hosts, or lower the most replicas"
     return None

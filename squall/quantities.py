@@ -1,4 +1,7 @@
-"""Kinds of numbers that keys of a configuration take; a value outside is refused when the file is read. Knows no key."""
+"""Kinds of numbers that keys of a configuration take; a value outside is refused when the file is read. Knows no key.
+
+And how people are told a number of things.
+"""
 
 from typing import Annotated
 
@@ -13,3 +16,8 @@ Delay = Annotated[float, Meta(ge=0)]
 Rate = Annotated[float, Meta(gt=0)]
 Amount = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(gt=0, le=1)]
+
+
+def counted(number: int, thing: str) -> str:
+    """For people: "1 host", "2 hosts"."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"

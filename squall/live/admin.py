@@ -8,6 +8,7 @@ import urllib.request
 from typing import Any
 
 from squall.errors import ConfigError
+from squall.quantities import counted
 
 PATIENCE_S = 10.0
 
@@ -51,11 +52,11 @@ def lines_of(status: dict[str, Any]) -> list[str]:
     ]
     if gpus := status.get("gpus"):
         waits = f", and waits for {gpus['awaited']} more, which other models have" if gpus["awaited"] else ""
-        roles.append(f"  has {gpus['held']} GPU{'' if gpus['held'] == 1 else 's'}{waits}")
+        roles.append(f"  has {counted(gpus['held'], 'GPU')}{waits}")
     replicas = [
-        f"  replica {replica['replica']}: {replica['phase']}, {replica['layers']} layers"
+        f"  replica {replica['replica']}: {replica['phase']}, {counted(replica['layers'], 'layer')}"
         + (f", {replica['load']} from {replica['source']}" if replica["load"] else "")
-        + f", {replica['requests']} requests"
+        + f", {counted(replica['requests'], 'request')}"
         for replica in status["replicas"]
     ]
     latest = [f"  {each['before']} -> {each['after']} {each['role']}: {each['why']}" for each in status["decisions"][-5:]]

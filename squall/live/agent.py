@@ -15,7 +15,6 @@ import os
 import secrets
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +25,9 @@ from squall.live.agents import MAX_LINE, Answer, Deployed, Goodbye, Welcome, Wir
 from squall.live.claim import claim
 from squall.live.launch import LocalLauncher
 from squall.live.loop import run
+from squall.live.scratch import scratch
 from squall.live.transport.segment import HostCopies
+from squall.quantities import counted
 
 DIAL_S = 10.0
 END_S = 15.0
@@ -177,7 +178,7 @@ async def _main(dialler: Dialler, host: str, token: str, folder: Path, ssh: SshS
         if welcome.outlive_s:
             if ssh is not None:
                 ssh.outlive()
-            if (claimed := await asyncio.to_thread(claim, dialler.head, host)) is not None:
+            if (claimed := await asyncio.to_thread(claim, token, host)) is not None:
                 held.enter_context(contextlib.closing(claimed))
         launchers = [_launcher(deployed, folder / deployed.name, token, welcome) for deployed in welcome.deployed]
         if ssh is None:  # else the head's user knows
@@ -203,13 +204,14 @@ async def _serve(dialler: Dialler, welcome: Welcome, launchers: Sequence[LocalLa
             lost, patience_s = f"the head at {dialler.head} is gone", welcome.outlive_s
             if not patience_s:
                 raise PeerLost(f"{lost}, and its workers with it: {error}") from None
-            _say(f"{lost}: {error}; {num_running()} workers run on, and it is dialled for {patience_s:g} s")
+            left = counted(num_running(), "worker")
+            _say(f"{lost}: {error}; it is dialled for {patience_s:g} s, with {left} left running")
         welcome = await dialler.meet_again(welcome, num_running)
         for launcher, deployed in zip(launchers, welcome.deployed, strict=True):
             launcher.keep(deployed.wanted, welcome.outlive_s)
             if len(launchers) > 1:  # another model may be about to get what it has on its GPUs
                 await launcher.trim()
-        _say(f"the head at {dialler.head} is back: {num_running()} workers run on for it")
+        _say(f"the head at {dialler.head} is back, and has taken over {counted(num_running(), 'worker')}")
 
 
 def _launcher(deployed: Deployed, folder: Path, token: str, welcome: Welcome) -> LocalLauncher:
@@ -230,8 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stdin", action="store_true", help="the token is the first line of standard input; end when that does")
     given = parser.parse_args(arguments)
     token = sys.stdin.readline().strip() if given.stdin else os.environ.get("SQUALL_TOKEN", "")
-    with tempfile.TemporaryDirectory(prefix="squall-agent-", ignore_cleanup_errors=True) as scratch:
-        folder = given.logs or Path(scratch)
+    with scratch("squall-agent") as folder:
+        folder = given.logs or folder
         ssh = SshSession(folder / "agent.log") if given.stdin else None
         if ssh is not None:
             ssh.watch()

@@ -1,4 +1,4 @@
-"""One agent of a head and a host on this machine at a time. Knows processes by names that the system keeps while they live.
+"""One agent of a fleet and a host on this machine at a time. Knows processes by names that the system keeps while they live.
 
 A head starts another agent only where it has heard nothing of the first for a while: that one hangs, and would keep its devices.
 """
@@ -20,14 +20,15 @@ POLL_S = 0.02
 _PEER = struct.Struct("3i")  # struct ucred: process, user, group
 
 
-def claim(head: str, host: str) -> socket.socket | None:
-    """Hold the name for as long as what is returned is open; whoever held it is killed, and its workers end with it.
+def claim(token: str, host: str) -> socket.socket | None:
+    """Hold the name that agents of this token and host want, whatever head they dial, for as long as what is returned is open.
 
+    Whoever held it is killed, and its workers end with it.
     None where there are no such names (on Linux there are), or somebody else's process holds it: nobody is hindered then.
     """
     if sys.platform != "linux":
         return None
-    name = f"\0squall-agent-{os.getuid()}-{hashlib.sha256(f'{head} {host}'.encode()).hexdigest()[:32]}"
+    name = f"\0squall-agent-{os.getuid()}-{hashlib.sha256(f'{token} {host}'.encode()).hexdigest()[:32]}"
     holding = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     deadline = time.monotonic() + END_S
     while time.monotonic() < deadline:

@@ -19,6 +19,7 @@ from squall.cores import num_cores
 from squall.errors import ConfigError
 from squall.extras import INSTALL, install
 from squall.live.served import ServedModel
+from squall.quantities import counted
 
 AMD_DRIVER = Path("/dev/kfd")
 
@@ -109,7 +110,7 @@ def _refuse_more_than_memory(config: Config, model: ServedModel, num_blocks: int
     block = replica.block_size * model.spec.kv_bytes_per_token(dtype, replica.tp) * replica.tp * num
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if num_blocks * block > memory:
-        of = f"{num} replica{'s' if num > 1 else ''}"
+        of = counted(num, "replica")
         raise ConfigError(
             f"replica.num_blocks = {num_blocks} is {num_blocks * block / 1e9:,.1f} GB of KV cache for {of}, and this machine has "
             f"{memory / 1e9:,.1f} GB of memory in all; use at most {memory // block}, or leave it out"

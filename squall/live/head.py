@@ -64,6 +64,7 @@ from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
 from squall.live.stream import Stream
 from squall.live.streams import Streams
 from squall.live.transport.kv import KvOffer
+from squall.quantities import counted
 
 GOODBYE_S = 2.0
 """How long a worker may take to end a session that it was asked to end."""
@@ -165,7 +166,7 @@ class Head:
         try:
             await asyncio.wait_for(self._until(lambda: self._fleet_is_off), timeout_s)
         except TimeoutError:
-            self._say(f"{len(self._streams)} requests did not finish within {timeout_s:g} s")
+            self._say(f"not finished within {timeout_s:g} s: {counted(len(self._streams), 'request')}")
 
     async def close(self) -> None:
         """End everything now; streams that are open fail."""

@@ -30,6 +30,7 @@ from squall.live.remote import Model, RemoteAgent, RemoteHost, Slot
 from squall.live.roster import Roster
 from squall.live.ssh import SshCommand
 from squall.live.transport.frames import proof
+from squall.quantities import counted
 
 STOP_S = 15.0
 """A worker may take a while to end, and its host to be heard."""
@@ -346,7 +347,7 @@ class HostsLauncher:
         if host.present is not None:
             host.present.replaced()
         if hello.fleet:
-            self._say(f"the agent of {host.name} has dialled again: its {hello.num_workers} workers are taken over")
+            self._say(f"the agent of {host.name} has dialled again: taken over with {counted(hello.num_workers, 'worker')}")
         host.meet(agent)
 
     async def _tell(self, host: RemoteHost, verb: str, slot: Slot, address: str = "") -> None:

@@ -20,6 +20,7 @@ from squall.live.folder import Say, logs_of
 from squall.live.launch import FleetLauncher, LocalLauncher, Place
 from squall.live.served import ServedModel
 from squall.live.succession import estate_of, fleet_of, roster_of
+from squall.quantities import counted
 
 
 class Fleet(NamedTuple):
@@ -93,7 +94,7 @@ def _estate(fleet: Fleet, fleets: Sequence[Fleet], say: Say) -> Estate | None:
         if not alone:
             estate.keep(fleet.begin)
         if estate.survivors:
-            about(fleet, fleets, say)(f"{len(estate.survivors)} workers of an earlier head run on: they are taken over")
+            about(fleet, fleets, say)(f"taken over from an earlier head: {counted(len(estate.survivors), 'worker')}")
     return estate
 
 

@@ -11,9 +11,7 @@ import contextlib
 import importlib
 import os
 import secrets
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from squall.core.types import ReplicaId
@@ -22,6 +20,7 @@ from squall.extras import install
 from squall.launch_tables import Launcher
 from squall.live.launch import LocalLauncher, Place
 from squall.live.process import START_TIMEOUT_S
+from squall.live.scratch import scratch
 
 PLACE_S = 60.0
 """How long Ray may look for a node, beside what a worker takes to come up."""
@@ -34,7 +33,8 @@ class Keeper:
 
     def __init__(self, config: str, token: str, replica: ReplicaId) -> None:
         ray: Any = importlib.import_module("ray")
-        folder = Path(tempfile.mkdtemp(prefix="squall-ray-"))
+        self._held = contextlib.ExitStack()
+        folder = self._held.enter_context(scratch("squall-ray"))
         path = folder / "config.toml"
         path.write_text(config, encoding="utf-8")
         place = Place(replica, ray.util.get_node_ip_address())
@@ -52,6 +52,7 @@ class Keeper:
     async def close(self) -> None:
         """End the worker."""
         await self._launcher.close()
+        self._held.close()
 
 
 class RayLauncher:

@@ -189,7 +189,7 @@ class RemoteAgent:
                     try:
                         asked.set_result(line.result())
                     except (ConfigError, ReplicaFailed) as error:
-                        asked.set_exception(error)
+                        asked.set_exception(type(error)(f"{self.host.name}: {error}"))
         finally:
             beating.cancel()
 

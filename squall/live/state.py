@@ -57,13 +57,19 @@ class StateFolder:
         os.close(self._lock)
 
     def read(self, kind: type[T]) -> T | None:
-        """None where there is nothing that can be read."""
+        """None where there is nothing, or nothing that can be read, of which a person is told."""
         try:
-            if not self._path.is_file():  # a pipe would be waited for
+            if not self._path.exists():
                 return None
-            return msgspec.json.decode(self._path.read_bytes(), type=kind)
-        except (OSError, msgspec.DecodeError):
-            return None
+            if self._path.is_file():  # a pipe would be waited for
+                return msgspec.json.decode(self._path.read_bytes(), type=kind)
+            why = "it is no file"
+        except OSError as error:
+            why = error.strerror or str(error)
+        except msgspec.DecodeError as error:
+            why = str(error)
+        self._say(f"{self._path} cannot be read ({why}): what an earlier head has left is not taken over, and ends by itself")
+        return None
 
     def write(self, content: Struct) -> bool:
         """The whole file anew. Whether that was possible; where not, a person is told."""

@@ -130,8 +130,8 @@ class Worker:
             done, _ = await asyncio.wait([*parts, writer], return_when=asyncio.FIRST_COMPLETED)
             outbox.put_nowait(None)
             await asyncio.wait([writer], timeout=FLUSH_S)  # first: a call has one write or one end at a time
-            if wrong := next((error for task in done if isinstance(error := task.exception(), ValueError)), None):
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(wrong))
+            if wrong := next((error for task in done if (error := task.exception()) is not None), None):
+                await _refuse(context, host.replica, wrong)
         finally:
             session.close()
             for task in (*parts, writer):
@@ -195,6 +195,14 @@ class Worker:
         for host in self._hosts.values():
             await asyncio.to_thread(host.thread.join, max(0.0, deadline - time.monotonic()))
             await asyncio.to_thread(host.close)
+
+
+async def _refuse(context: Context, replica: ReplicaId, wrong: BaseException) -> None:
+    """What a head must not say is its mistake, and anything else ours: that is to be found in the log of whoever made it."""
+    if isinstance(wrong, ValueError):
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(wrong))
+    _log.error("the session of replica %d ends", replica, exc_info=wrong)
+    await context.abort(grpc.StatusCode.INTERNAL, f"{type(wrong).__name__}: {wrong}")
 
 
 async def _read(requests: AsyncIterator[pb.ToReplica], session: Session) -> None:

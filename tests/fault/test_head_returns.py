@@ -57,7 +57,7 @@ def test_the_next_head_takes_the_workers_over_and_ends_them_at_its_own_end(
         asking.join()
         assert asking.text == spoken(3, len(asking.text))
     with server(f"launcher.state={state}", out=tmp_path / "next") as subject:
-        assert f"{len(left)} workers of an earlier head run on: they are taken over" in subject.output
+        assert "taken over from an earlier head: 1 worker" in subject.output
         assert workers(state) == left
         assert complete(subject.url, 4, 12).json()["choices"][0]["text"] == spoken(4, 12)
         subject.process.send_signal(signal.SIGTERM)

@@ -66,7 +66,7 @@ def test_the_next_head_takes_agents_and_workers_over_and_ends_them_at_its_own_en
         assert asking.text == spoken(3, len(asking.text))
     with server(*hosts.settings, out=tmp_path / "next") as subject:
         for host in ("alpha", "beta"):
-            subject.until_it_says(f"the agent of {host} has dialled again: its 1 workers are taken over")
+            subject.until_it_says(f"the agent of {host} has dialled again: taken over with 1 worker")
         assert complete(subject.url, 3, 40).json()["choices"][0]["text"] == spoken(3, 40)
         assert (hosts.agents(), hosts.workers()) == (agents, workers)
         assert sorted(hosts.dialled.read_text().split()) == ["alpha", "beta"]
@@ -122,6 +122,23 @@ def test_agents_of_another_configuration_end_with_their_workers_before_others_st
         assert all(map(is_gone, left))
         assert "taken over" not in subject.output
         assert complete(subject.url, 4, 3).status_code == 200
+
+
+def test_agents_whose_head_comes_back_elsewhere_end_with_their_workers_and_others_start(
+    server: Any, hosts: Hosts, tmp_path: Path
+) -> None:
+    """They dial where nobody listens any more."""
+    with server(*hosts.settings) as subject:
+        until(lambda: sum(map(len, hosts.workers().values())) == 2)
+        left = hosts.all()
+        kill(subject)
+    hosts.port = free_port()
+    with server(*hosts.settings, f"launcher.listen={HEAD}:{hosts.port}", out=tmp_path / "next") as subject:
+        assert complete(subject.url, 4, 3).status_code == 200
+        until(lambda: sum(map(len, hosts.workers().values())) == 2)
+        until(lambda: all(map(is_gone, left)))
+        subject.process.send_signal(signal.SIGTERM)
+        assert subject.process.wait() == 0
 
 
 def test_a_head_may_come_back_on_another_port_for_its_clients(server: Any, hosts: Hosts, tmp_path: Path) -> None:
@@ -184,12 +201,15 @@ def test_a_worker_that_dies_while_there_is_no_head_is_started_again(server: Any,
         kill(subject)
     os.kill(workers["beta"][0], signal.SIGKILL)
     with server(*hosts.settings, out=tmp_path / "next") as subject:
-        subject.until_it_says("the agent of beta has dialled again: its 0 workers are taken over")
+        subject.until_it_says("the agent of beta has dialled again: taken over with 0 workers")
         until(lambda: hosts.workers()["beta"] not in ([], workers["beta"]))
         assert (hosts.agents(), hosts.workers()["alpha"]) == (agents, workers["alpha"])
 
 
-def test_an_agent_that_is_killed_takes_its_workers_along_and_another_one_is_started(server: Any, hosts: Hosts) -> None:
+def test_an_agent_that_is_killed_takes_its_workers_along_and_another_one_is_started(
+    server: Any, hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with server(*hosts.settings) as subject:
         until(lambda: sum(map(len, hosts.workers().values())) == 2)
         agents, workers = hosts.agents(), hosts.workers()
@@ -198,6 +218,7 @@ def test_an_agent_that_is_killed_takes_its_workers_along_and_another_one_is_star
         until(lambda: hosts.agents().get("beta", agents["beta"]) != agents["beta"] and bool(hosts.workers()["beta"]))
         assert hosts.agents()["alpha"] == agents["alpha"]
         assert complete(subject.url, 4, 3).status_code == 200
+        assert len(list(tmp_path.glob("squall-agent-*"))) == 2  # what the killed one had is gone
 
 
 def test_an_agent_that_hangs_is_ended_by_the_next_one(server: Any, hosts: Hosts, tmp_path: Path) -> None:

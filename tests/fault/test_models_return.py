@@ -112,7 +112,7 @@ def test_the_next_head_takes_the_workers_of_all_models_on_hosts_over(
         assert {host: len(pids) for host, pids in workers.items()} == {"alpha": 2, "beta": 0}
         kill(subject)
     with server(*hosts.of_two_devices, files=files, out=tmp_path / "next") as subject:
-        subject.until_it_says("the agent of alpha has dialled again: its 2 workers are taken over")
+        subject.until_it_says("the agent of alpha has dialled again: taken over with 2 workers")
         assert {name: say(subject.url, name) for name in NAMES} == said
         assert (hosts.agents(), hosts.workers()) == (agents, workers)
         stop(subject)
@@ -138,7 +138,7 @@ def test_the_next_head_takes_the_workers_of_all_models_here_over(server: Any, fi
         kill(subject)
     with server(f"launcher.state={state}", files=files, out=tmp_path / "next") as subject:
         for name in NAMES:
-            assert f"{name}: 1 workers of an earlier head run on: they are taken over" in subject.output
+            assert f"{name}: taken over from an earlier head: 1 worker" in subject.output
         assert {name: workers(state / name) for name in NAMES} == left
         assert {name: say(subject.url, name) for name in NAMES} == said
         stop(subject)

@@ -201,6 +201,14 @@ async def test_a_host_that_cannot_be_reached_is_named(tmp_path: Path, monkeypatc
         await fleet.until(lambda: any("alpha has no agent: ssh ended with code 255" in line for line in fleet.said))
 
 
+async def test_what_is_wrong_on_a_host_is_said_of_it(ssh: Path, tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "tiny")
+    more = ("serve.device=cuda:7", "replica.num_blocks=64")  # a worker sees the one GPU of its slot at most
+    async with serving(f"model.name={model}", *more, ready=False) as fleet:
+        assert fleet.head.load_failure is not None
+        assert re.match(r"alpha: .*cuda:7", await fleet.head.load_failure)
+
+
 DOWN = """#!/bin/sh
 while [ "$1" = "-o" ]; do shift 2; done
 echo "$1" >> "{log}"
@@ -284,8 +292,8 @@ async def test_an_agent_that_hangs_is_replaced_like_one_that_has_ended(ssh: Path
         (['launcher.hosts=[{hostname="a"}]'], r"launcher.hosts means nothing where launcher.kind = 'local'"),
         ([*HOSTS, 'launcher.listen="0.0.0.0:7000"'], r"listen = '0.0.0.0:7000' is no address to dial; set launcher.advertise to"),
         ([*HOSTS, 'launcher.listen="[::]:7000"'], r"listen = '\[::\]:7000' is no address to dial; set launcher.advertise to"),
-        ([*HOSTS, "fleet.replicas=3"], r"may grow to 3 replicas of 1, and 2 hosts of 1 devices have place for 2"),
-        ([*HOSTS, "replica.tp=2"], r"alpha has 1 devices, and a replica takes 2, all of one host"),
+        ([*HOSTS, "fleet.replicas=3"], r"may grow to 3 replicas of 1, and there is place for 2 on 2 hosts of 1 device;"),
+        ([*HOSTS, "replica.tp=2"], r"alpha has 1 device, and a replica takes 2, all of one host"),
         (['launcher.kind="hosts"', 'launcher.hosts=[{hostname="a"}, {hostname="a"}]'], r"launcher.hosts has 'a' twice"),
         (
             ['launcher.kind="hosts"', 'launcher.hosts=[{hostname=""}]'],
@@ -295,7 +303,7 @@ async def test_an_agent_that_hangs_is_replaced_like_one_that_has_ended(ssh: Path
         (['launcher.kind="hosts"', 'launcher.hosts=[{hostname="a", devices=[0, 0]}]'], r"a has a device twice in \[0, 0\]"),
         (
             ['launcher.kind="hosts"', 'launcher.hosts=[{hostname="a", nics=["x", "y"]}]'],
-            r"a has 2 nics for 1 devices; give one each, or none",
+            r"a has 2 nics for 1 device; give one each, or none",
         ),
         (
             ['launcher.kind="hosts"', 'launcher.hosts=[{hostname="a"}, {hostname="b", devices=[0, 1]}]'],

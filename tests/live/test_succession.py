@@ -1,5 +1,6 @@
 """Which heads may follow one another."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,33 @@ def test_the_next_head_of_hosts_knows_token_and_agents_whatever_its_configuratio
     assert again is not None
     with again:
         assert again.token != token
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "why"),
+    [
+        ("agents.json", b'{"token": 7}', r"Expected `str`, got `int` - at `\$.token`"),
+        ("agents.json", b"", "Input data was truncated"),
+        ("workers.json", b"{", "Input data was truncated"),
+        ("workers.json", None, "it is no file"),
+    ],
+)
+def test_what_cannot_be_read_of_an_earlier_head_is_said_in_one_line(
+    file: str, damage: bytes | None, why: str, tmp_path: Path
+) -> None:
+    path = tmp_path / file
+    path.mkdir() if damage is None else path.write_bytes(damage)
+    said: list[str] = []
+    of_hosts = HOSTS if file == "agents.json" else ()
+    config = configuration.load(None, (*of_hosts, f"launcher.state={tmp_path}"))
+    left = roster_of(config, said.append) if of_hosts else estate_of(config, said.append)
+    assert left is not None
+    with left:
+        assert left.token
+    (line,) = said
+    assert re.fullmatch(
+        rf"{path} cannot be read \({why}\): what an earlier head has left is not taken over, and ends by itself", line
+    )
 
 
 def test_without_a_folder_nothing_is_left() -> None:

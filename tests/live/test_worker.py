@@ -499,3 +499,33 @@ async def test_a_head_that_opens_no_session_is_sent_away(
             worker.end()
         assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert await call.details() == "the first message of a session must be open"
+
+
+async def test_a_bug_in_a_session_is_in_the_log_of_the_worker_and_told_to_the_head(
+    make_host: Any, serving: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def receive(session: Session, message: pb.ToReplica) -> None:
+        raise KeyError(7)
+
+    monkeypatch.setattr(Session, "receive", receive)
+    async with serving([make_host()]) as (_, address):
+        client = ReplicaClient(0, Ear(), TOKEN)
+        client.send(StopReplica(0))
+        assert await client.run(address) == "internal: KeyError: 7"
+    (logged,) = caplog.records
+    assert logged.message == "the session of replica 0 ends"
+    assert logged.exc_info is not None
+    assert logged.exc_info[0] is KeyError
+
+
+async def test_a_head_that_goes_away_is_no_bug(make_host: Any, serving: Any, caplog: pytest.LogCaptureFixture) -> None:
+    host = make_host()
+    async with serving([host]) as (_, address):
+        for _ in range(3):
+            running = asyncio.create_task(ReplicaClient(0, Ear(), TOKEN).run(address))
+            while host.session is None:
+                await asyncio.sleep(0.01)
+            running.cancel()
+            while host.session is not None:
+                await asyncio.sleep(0.01)
+    assert not caplog.records
