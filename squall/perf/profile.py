@@ -86,6 +86,7 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
         dtype: of the weights as they ran.
         median_error, p95_error: of the curve at the points, relative.
         tp, block_size: GPUs of a replica, and tokens of a KV block; None where an older profile does not say.
+        share: of a core that an engine had; what it waited for the rest is in the times. None as above.
     """
 
     version: int
@@ -99,6 +100,7 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True):
     points: tuple[Point, ...]
     tp: int | None = None
     block_size: int | None = None
+    share: float | None = None
 
 
 class ProfileModel:
@@ -179,11 +181,11 @@ def _check(points: Sequence[Point]) -> None:
 
 
 def _knots(tokens: set[int]) -> tuple[int, ...]:
-    """Where the price a token may change: measured sizes, each half as much again as the one before. The last stretch, which
+    """Where the price a token may change: measured sizes, each a quarter more than the one before. The last stretch, which
     also serves beyond the points, spans at least a factor of two, so that noise does not bend it."""
     knots = [1]
     for size in sorted(tokens):
-        if size >= 1.5 * knots[-1] and 2 * size <= max(tokens):
+        if size >= 1.25 * knots[-1] and 2 * size <= max(tokens):
             knots.append(size)
     return tuple(knots)
 

@@ -26,7 +26,7 @@ from squall.report.progress import progress
 from squall.report.run import place_for, write_run
 from squall.report.summary import Summary, summarise
 from squall.twin.drive import drive
-from squall.twin.profile import num_sharing, profile
+from squall.twin.profile import busy, num_sharing, profile
 from squall.twin.rehearse import rehearse
 
 Say = Callable[[str], None]
@@ -71,7 +71,10 @@ def demo(out: Path | None, port: int, say: Say, *, profile_s: float = 45.0, load
     engines = num_sharing(config)
     say(f"2/5  profiling {engines} engine(s) at once for {profile_s:.0f} s: the workers will share this machine's memory, too")
     with kept_unless_empty(place), progress("     measuring", profile_s) as show:
-        save(profile(config, engines, profile_s, show), place / "profile.json")
+        measured = profile(config, engines, profile_s, show)
+    save(measured, place / "profile.json")
+    if (note := busy(measured)) is not None:
+        say(f"     {note}")
     config = _as_busy_as_fits(place / "profile.json", port, load_s, say)
     (place / "demo.toml").write_text(configuration.dumps(config), encoding="utf-8")
 

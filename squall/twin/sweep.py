@@ -47,24 +47,28 @@ class Stage(Struct, frozen=True):
 
 
 SWEEP = (
-    Stage(prompt=64, chunk=64, batches=(1, 2, 4, 8, 16)),
+    Stage(prompt=64, chunk=64, batches=(1,)),
     Stage(prompt=256, chunk=256),
-    Stage(prompt=512, chunk=128),
     Stage(prompt=16, chunk=16),
-    Stage(prompt=32, chunk=32),
     Stage(prompt=128, chunk=128),
+    Stage(prompt=32, chunk=32),
+    Stage(prompt=64, chunk=64, batches=(1, 2, 3, 4, 6, 8, 11, 14, 16)),
+    Stage(prompt=512, chunk=128),
     Stage(prompt=512, chunk=512),
-    Stage(prompt=256, chunk=128, batches=(1, 2, 4, 8, 16)),
+    Stage(prompt=256, chunk=128, batches=(1, 2, 4, 8, 12, 16)),
     Stage(prompt=1024, chunk=256, batches=(1, 2, 4)),
-    Stage(prompt=8, chunk=8, batches=(1, 4, 32)),
+    Stage(prompt=8, chunk=8, batches=(1, 4, 23, 32)),
     Stage(prompt=256, chunk=32),
-    Stage(prompt=256, chunk=256),
-    Stage(prompt=64, chunk=64),
+    Stage(prompt=190, chunk=190),
+    Stage(prompt=45, chunk=45),
     Stage(prompt=4096, chunk=1024, batches=(1, 4, 16)),
     Stage(prompt=2048, chunk=2048, batches=(1, 32)),
-    Stage(prompt=128, chunk=128, batches=(64, 128, 256)),
+    Stage(prompt=128, chunk=128, batches=(64, 100, 128, 190, 256)),
 )
-"""The commonest shapes first: a sweep that runs out of time has measured what matters most. The last ones are for GPUs."""
+"""The commonest shapes first: a sweep that runs out of time has measured what matters most. The last ones are for GPUs.
+
+Powers of two are what kernels are best at; what is served is seldom one.
+"""
 
 
 def sweep(

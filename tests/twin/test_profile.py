@@ -1,9 +1,11 @@
 """A profile of an engine whose prices are known tells these prices; what cannot be measured is said so."""
 
 import time
+from itertools import islice
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from squall.config import load
 from squall.core.actions import Chunk, RunSteps
@@ -12,9 +14,10 @@ from squall.live.engine.emulated import EmulatedEngine
 from squall.live.engine.tokenizer import ByteTokenizer
 from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import resolve_gpu
+from squall.perf.latency import BatchShape, LatencyModel, Progression, only_stage
 from squall.perf.profile import Point, ProfileModel, fit
 from squall.perf.roofline import Roofline
-from squall.twin.profile import medians, num_sharing, profile
+from squall.twin.profile import busy, medians, num_sharing, profile, stretched
 from squall.twin.sweep import SWEEP, Stage, sweep
 
 LLAMA = resolve_model("llama-3-8b")
@@ -34,11 +37,25 @@ def virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(time, clock, lambda: now[0])
 
 
-def engine(num_blocks: int = 20_000, max_model_len: int = 8192) -> EmulatedEngine:
-    return EmulatedEngine(PRICES, num_blocks, 16, max_model_len, ByteTokenizer())
+class OtherKernels:
+    """Another kernel computes the products of nine rows and more, at twice the price. Satisfies `LatencyModel`."""
+
+    source = "test"
+    num_stages = 1
+
+    def run(self, shape: BatchShape, steps: int) -> list[Progression]:
+        factor = 2 if shape.num_decodes + sum(chunk.num_tokens for chunk in shape.chunks) > 8 else 1
+        return [Progression(p.count, factor * p.first, factor * p.increment) for p in PRICES.run(shape, steps)]
+
+    def stages(self, shape: BatchShape) -> tuple[int, ...]:
+        return only_stage(self.run(shape, 1))
 
 
-def seconds(model: Roofline | ProfileModel, shape: RunSteps) -> float:
+def engine(num_blocks: int = 20_000, max_model_len: int = 8192, prices: LatencyModel = PRICES) -> EmulatedEngine:
+    return EmulatedEngine(prices, num_blocks, 16, max_model_len, ByteTokenizer())
+
+
+def seconds(model: LatencyModel, shape: RunSteps) -> float:
     (price,) = model.run(shape, 1)
     return price.first / 16e9
 
@@ -63,6 +80,16 @@ def test_a_profile_prices_steps_as_the_engine_that_was_measured() -> None:
         RunSteps(1, 1, 10, 2000, (Chunk(0, 512, 512, 0, False),)),
     ):
         assert seconds(fitted, shape) == pytest.approx(seconds(PRICES, shape), rel=0.1)
+
+
+@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.parametrize("decodes", [7, 8, 12, 13, 15])
+def test_a_profile_knows_what_lies_between_powers_of_two_before_the_sweep_is_over(decodes: int) -> None:
+    prices = OtherKernels()
+    points = list(islice(sweep(engine(prices=prices)), 40))
+    fitted = ProfileModel(fit(points, model=LLAMA.name, num_params=LLAMA.num_params, machine="emulated", dtype="bf16"))
+    shape = RunSteps(1, 1, decodes, 100 * decodes)
+    assert seconds(fitted, shape) == pytest.approx(seconds(prices, shape), rel=0.2)
 
 
 @pytest.mark.usefixtures("virtual_time")
@@ -98,6 +125,18 @@ def test_measurements_of_one_shape_become_their_median() -> None:
     assert medians(points) == [Point(1, 70, 0, 0, False, 0.3), Point(2, 70, 0, 0, False, 0.5)]
 
 
+def test_who_had_half_a_core_takes_twice_as_long() -> None:
+    assert stretched([Point(1, 70, 0, 0, False, 0.3)], 0.5) == [Point(1, 70, 0, 0, False, 0.6)]
+
+
+def test_other_work_beside_a_measurement_is_told_of() -> None:
+    points = [Point(1, 70, 0, 0, False, 0.1), Point(0, 0, 64, 0, True, 0.2)]
+    measured = fit(points, model="m", num_params=1, machine="here", dtype="fp32")
+    assert busy(measured) is busy(replace(measured, share=0.97)) is None
+    said = "this machine had other work: engines had a core for 22 % of the time, and steps took longer"
+    assert busy(replace(measured, share=0.22)) == said
+
+
 def test_as_many_engines_share_a_cpu_as_there_are_replicas_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     assert [num_sharing(load(None, [f"fleet.replicas={n}"])) for n in (1, 3, 9)] == [1, 3, 4]
@@ -110,6 +149,7 @@ def test_engines_in_processes_of_their_own_are_measured_at_once() -> None:
     measured = profile(config, 2, 0.3, lambda done, note: told.append(note))
     assert measured.machine.endswith("2 engines at once")
     assert measured.num_params == LLAMA.num_params
+    assert measured.share == pytest.approx(1.0, abs=1e-3)  # they sleep, and are timed by the wall
     assert int(told[-1].split()[0]) >= len(measured.points)
 
 

@@ -29,7 +29,7 @@ def steps(
     """Measure how long whole steps take on this machine. `squall profile operators`, `links` and `import` do other things."""
     from squall.perf.profile import save
     from squall.report.progress import progress
-    from squall.twin.profile import num_sharing, profile
+    from squall.twin.profile import busy, num_sharing, profile
 
     resolved = _load(config, settings, {"model.name": model, "serve.device": device})
     path = _writable(out or Path(f"{Path(resolved.model.name).name}-{resolved.serve.device}.profile.json"))
@@ -41,6 +41,8 @@ def steps(
         f"{len(measured.points)} shapes of steps on {measured.machine}; the fitted curve is off by "
         f"{100 * measured.median_error:.1f} % (median), {100 * measured.p95_error:.1f} % (95th percentile)"
     )
+    if (note := busy(measured)) is not None:
+        typer.echo(note)
     _end(path, f"squall simulate {config or 'CONFIG'} --set latency.kind=profile --set latency.path={path}")
 
 
