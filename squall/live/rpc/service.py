@@ -29,7 +29,11 @@ OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
     ("grpc.enable_http_proxy", 0),  # workers are ours, not the web
 ]
-"""A peer that is gone without a word (cable, power) is noticed within ten seconds."""
+"""A peer whose machine or network is gone without a word (cable, power) is noticed within ten seconds.
+
+One that only stands still (SIGSTOP) is not, as its kernel goes on answering for it. A head hears it by the silence of a replica,
+which says its load twice a second (`client.SILENCE_S`); a worker keeps its session, as its head may go on.
+"""
 
 NONCE, PROOF = "squall-nonce-bin", "squall-proof-bin"
 HEAD, WORKER = "head", "worker"
