@@ -1,4 +1,4 @@
-"""A worker's weights in a process of its own: `python -m tests.live.engine.weights_peer NAME CHECKPOINT GBPS disk|peer`.
+"""A worker's weights in a process of its own: `python -m tests.live.engine.weights_peer NAME CHECKPOINT GBPS disk|peer HOME`.
 
 Prints its addresses, with `peer` reads its sources (JSON) from standard input first, and serves until its input ends.
 """
@@ -10,17 +10,22 @@ from pathlib import Path
 
 import torch
 
+from squall.live.engine import devices
 from squall.live.engine.architecture import read_decoder_config
 from squall.live.engine.loader import load_from_disk, load_from_peers
 from squall.live.engine.weights import allocate
 from squall.live.transport.endpoint import Endpoint
 from squall.live.transport.fetch import Source
+from tests.live.as_devices import HOMES
 
 
 def main() -> None:
-    name, folder, gbps, kind = sys.argv[1:]
+    name, folder, gbps, kind, home = sys.argv[1:]
     config = read_decoder_config(Path(folder))
-    weights = allocate(config, torch.float32, torch.device("cpu"), chunk_bytes=16384)
+    device = torch.device(home if home == "cuda" else "cpu")
+    if home in HOMES:
+        devices.device_of = HOMES[home]
+    weights = allocate(config, torch.float32, device, chunk_bytes=16384)
     endpoint = Endpoint(name, "t", gbps=float(gbps), patience_s=5)
     endpoint.register(weights.arena.region)
     if kind == "disk":

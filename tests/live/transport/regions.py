@@ -2,6 +2,7 @@
 
 import random
 
+from squall.live.transport.device import DeviceMemory
 from squall.live.transport.memory import SharedMemory
 from squall.live.transport.region import Region, Section
 
@@ -18,10 +19,15 @@ def sections() -> tuple[Section, ...]:
     return tuple(placed)
 
 
-def make_region(name: str = "weights", fingerprint: str = "a model") -> Region:
-    parts = sections()
-    memory = SharedMemory(parts[-1].offset + parts[-1].num_bytes)
-    return Region(name, memory, fingerprint=fingerprint, sections=parts, chunk_bytes=CHUNK)
+def num_bytes() -> int:
+    """Of a region."""
+    last = sections()[-1]
+    return last.offset + last.num_bytes
+
+
+def make_region(name: str = "weights", fingerprint: str = "a model", device: DeviceMemory | None = None) -> Region:
+    memory = SharedMemory(num_bytes())
+    return Region(name, memory, fingerprint=fingerprint, sections=sections(), chunk_bytes=CHUNK, device=device)
 
 
 def room(num_bytes: int) -> Region:
@@ -40,4 +46,6 @@ def fill(region: Region, seed: int = 0, upto: int | None = None) -> Region:
 
 
 def same(one: Region, other: Region) -> bool:
+    for region in (one, other):
+        region.show([(part.offset, part.num_bytes) for part in region.sections])
     return all(one.view((part.offset, part.num_bytes)) == other.view((part.offset, part.num_bytes)) for part in one.sections)

@@ -3,17 +3,20 @@
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from squall.errors import TransferFailed
+from squall.live.engine.device_memory import TorchMemory
+from squall.live.engine.devices import Shared
+from squall.live.transport.device import DeviceMemory
 from squall.live.transport.endpoint import Endpoint
 from squall.live.transport.fetch import Fetch, Source
 from squall.live.transport.multicast import chains, striped
 from squall.live.transport.region import Region
 from tests.live.transport.conftest import Node
-from tests.live.transport.regions import fill, make_region, same
+from tests.live.transport.regions import fill, make_region, num_bytes, same
 from tests.live.transport.test_fetch import MakeWire
 
 PATIENCE_S = 0.3
@@ -44,14 +47,23 @@ def outcome(end: Endpoint, region: Region, sources: Sequence[Source], stripes: i
     return reason
 
 
-def play(seed: int, node: Node, wire: MakeWire) -> int:
+def in_host_memory(_: random.Random) -> DeviceMemory | None:
+    return None
+
+
+def on_a_device(dice: random.Random) -> DeviceMemory:
+    """Most can be mapped by others."""
+    return TorchMemory.allocate([Shared(lends=dice.random() < 0.8)], num_bytes())
+
+
+def play(seed: int, node: Node, wire: MakeWire, home: Callable[[random.Random], DeviceMemory | None] = in_host_memory) -> int:
     """How many receivers have it all in the end; that each has an end, and no byte is wrong."""
     dice = random.Random(seed)
     lanes, hosts = dice.choice([1, 2, 2, 3]), dice.choice([1, 2, 3])
     upto = dice.choice([0, 2, None, None])  # of what sources have when it begins: they may be loading
-    held = {f"source {lane}": fill(make_region(), upto=upto) for lane in range(lanes)}
+    held = {f"source {lane}": fill(make_region(device=home(dice)), upto=upto) for lane in range(lanes)}
     groups = [[f"receiver {host}.{lane}" for lane in range(lanes)] for host in range(hosts)]
-    regions = {name: make_region() for group in groups for name in group}
+    regions = {name: make_region(device=home(dice)) for group in groups for name in group}
     ends = {
         name: node(name, [region], patience_s=PATIENCE_S, gbps=dice.choice([None, None, 0.02, 0.2]))
         for name, region in {**held, **regions}.items()
@@ -87,7 +99,15 @@ def test_every_fetch_ends_right_or_with_a_reason(node: Node, wire: MakeWire, see
     play(seed, node, wire)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_every_fetch_ends_right_or_with_a_reason_where_bytes_lie_on_devices(node: Node, wire: MakeWire, seed: int) -> None:
+    play(seed, node, wire, on_a_device)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_many_fetches_end_right_or_with_a_reason_and_most_are_right(node: Node, wire: MakeWire) -> None:
-    assert sum(play(seed, node, wire) for seed in range(100, 300)) > 600
+@pytest.mark.parametrize("home", [in_host_memory, on_a_device])
+def test_many_fetches_end_right_or_with_a_reason_and_most_are_right(
+    node: Node, wire: MakeWire, home: Callable[[random.Random], DeviceMemory | None]
+) -> None:
+    assert sum(play(seed, node, wire, home) for seed in range(100, 300)) > 600

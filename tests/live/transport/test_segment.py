@@ -151,3 +151,52 @@ def test_without_room_it_says_how_much_is_needed(tmp_path: Path, monkeypatch: py
         load(HostCopies(folder=tmp_path))
     monkeypatch.undo()
     assert not load(HostCopies(folder=tmp_path))[1]  # an empty file is no copy
+
+
+@pytest.mark.parametrize("stage", ["begins", "fills", "copies"])
+def test_a_load_that_goes_on_while_its_process_ends_leaves_nothing(stage: str, tmp_path: Path) -> None:
+    """Whoever sweeps then, sweeps once."""
+    copies, region, moments = HostCopies(folder=tmp_path), make_region(), [threading.Event(), threading.Event()]
+    reached, go_on = moments
+
+    def pause() -> None:
+        reached.set()
+        assert go_on.wait(10)
+
+    def make() -> None:
+        if stage == "fills":
+            pause()
+        fill(region)
+
+    def accept(index: int) -> bool:
+        pause()
+        return Region.accept(region, index)
+
+    if stage == "copies":
+        load(HostCopies(folder=tmp_path))[0]
+        region.accept = accept  # type: ignore[method-assign]
+    failed: list[TransferFailed] = []
+
+    def run() -> None:
+        try:
+            copies.load(region, REVISION, make)
+        except TransferFailed as error:
+            failed.append(error)
+
+    loading = threading.Thread(target=run)
+    if stage == "begins":
+        copies.close()
+        go_on.set()
+        loading.start()
+        loading.join()
+        assert len(failed) == 1
+    else:
+        loading.start()
+        assert reached.wait(10)
+        copies.close()
+    HostCopies(folder=tmp_path).sweep(unused=True)
+    assert list(tmp_path.iterdir()) == []
+    go_on.set()
+    loading.join()
+    assert list(tmp_path.iterdir()) == []
+    assert region.complete == (stage != "begins")
