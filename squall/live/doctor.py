@@ -9,15 +9,21 @@ import json
 import os
 import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 from msgspec import Struct
 
 from squall.cores import num_cores
 from squall.errors import ModelError, SquallError, TransferFailed
 from squall.extras import INSTALL, missing
+
+if TYPE_CHECKING:
+    from squall.live.engine.devices import Device
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -29,6 +35,9 @@ MIN_SHARED_BYTES = 1 << 30
 
 TOLERANCE = 1e-2
 """Of a logit: processors round differently, another model differs by whole numbers."""
+
+BORROW_S = 120.0
+"""Importing torch from a cold, slow disk is the longest part."""
 
 SYS = Path("/sys")
 
@@ -50,7 +59,18 @@ def examine() -> Iterator[Finding]:
     if importlib.util.find_spec("torch") is None:
         yield Finding("installation", "fail", "it simulates and replays, and cannot serve: torch is not there", INSTALL)
         return
-    for check in (_device, _collectives, _rdma, _peer_access, _transport, _shared_memory, _open_files, _container, _model):
+    for check in (
+        _device,
+        _collectives,
+        _rdma,
+        _peer_access,
+        _lending,
+        _transport,
+        _shared_memory,
+        _open_files,
+        _container,
+        _model,
+    ):
         try:
             yield from check()
         except ModuleNotFoundError as error:
@@ -168,6 +188,40 @@ def _peer_access() -> Iterator[Finding]:
         )
     else:
         yield Finding("peer access", "ok", f"all {count} GPUs reach each other")
+
+
+def _lending() -> Iterator[Finding]:
+    """Whether a second process, on our last GPU, maps memory of the first one: how weights and KV go from GPU to GPU."""
+    import torch
+
+    from squall.live.engine.devices import Cuda
+
+    count = torch.cuda.device_count()
+    if not count:
+        yield Finding("CUDA IPC", "ok", "no GPU: nothing to map")
+        return
+    first, last = torch.device("cuda", 0), torch.device("cuda", count - 1)
+    reason = why_not_lent(Cuda(first), str(last))
+    if reason is None:
+        yield Finding("CUDA IPC", "ok", f"a process on {last} maps memory of {first}: weights and KV go from GPU to GPU")
+    else:
+        fix = "run workers in one container, or with --ipc=host; WSL has none. Bytes go by host memory, KV of replica.tp > 1 not"
+        yield Finding("CUDA IPC", "warn", reason, fix)
+
+
+def why_not_lent(device: "Device", borrower: str) -> str | None:
+    """Why another process, on PyTorch's device `borrower`, cannot read what is on `device`; None where it can."""
+    from squall.live.engine.device_memory import TorchMemory
+
+    memory = TorchMemory.allocate([device], 1 << 20)
+    if not memory.lent:
+        return "memory of the GPU cannot be lent to another process"
+    memory.put([(0, 1 << 20)], [memoryview(bytearray(os.urandom(1 << 20)))])
+    command = [sys.executable, "-m", "squall.live.engine.borrow", borrower]
+    said = subprocess.run(command, input=msgspec.msgpack.encode(memory.lent[0]), capture_output=True, timeout=BORROW_S)
+    if said.returncode:
+        return (said.stderr.decode(errors="replace").strip().splitlines() or ["the second process failed"])[-1]
+    return None if int(said.stdout) == memory.digest([(0, 1 << 20)]) else "bytes arrive changed"
 
 
 def _transport() -> Iterator[Finding]:

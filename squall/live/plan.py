@@ -65,24 +65,18 @@ def _on_hosts(config: Config, slots: Slots) -> Slots:
 def num_live_layers(config: Config, model: ServedModel) -> int:
     """Layers that a replica which loads runs one by one; 0 where nobody wants it to.
 
-    Raises ConfigError where it cannot: KV does not leave several GPUs yet, and NIXL moves none of the batches, whose memory
-    comes and goes.
+    Raises ConfigError where it cannot: NIXL moves none of the batches, whose memory comes and goes.
     """
     if not config.load.live or not plain_plan(config).is_elastic:
         return 0
     replica, serve = config.replica, config.serve
     needed: list[tuple[str, object, object]] = [("replica.pp", replica.pp, 1)]
-    where = ""
-    if serve.engine != "emulated":
-        if serve.device != "cpu":
-            where = " on GPUs"
-            needed.append(("replica.tp", replica.tp, 1))
-        if serve.transport == "nixl":
-            needed.append(("serve.transport", serve.transport, "tcp"))
+    if serve.engine != "emulated" and serve.transport == "nixl":
+        needed.append(("serve.transport", serve.transport, "tcp"))
     for key, given, right in needed:
         if given != right:
             raise ConfigError(
-                f"load.live with {key} = {given!r}: served replicas{where} work while they load with {key} = {right!r} "
+                f"load.live with {key} = {given!r}: served replicas work while they load with {key} = {right!r} "
                 "only, so far; set that, or load.live = false"
             )
     return model.spec.num_layers

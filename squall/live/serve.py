@@ -182,14 +182,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _plan(config: Config, model: ServedModel, share: Share | None) -> FleetPlan:
     """What the fleet stands on."""
-    if config.fleet.moves_kv and config.replica.tp > 1 and config.serve.engine == "torch" and config.serve.device != "cpu":
-        given, instead = 'fleet.drain = "move"', '"wait"'
-        if config.fleet.mode == "disaggregated":
-            given, instead = 'fleet.mode = "disaggregated"', '"colocated" with fleet.replicas'
-        raise ConfigError(
-            f"{given} with serve.device = {config.serve.device!r} and replica.tp = {config.replica.tp}: KV does not leave "
-            f"several GPUs yet; use replica.tp = 1, or {instead}"
-        )
     if config.serve.engine == "torch":
         from squall.live.engine.build import refuse_uneven
 

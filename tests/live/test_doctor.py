@@ -5,11 +5,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from msgspec.structs import replace
 
 from squall.errors import ModelError
 from squall.extras import INSTALL
 from squall.live import doctor, models
 from squall.live.doctor import Finding, examine
+from squall.live.engine.devices import Room, Shared
 
 
 def find(subject: str) -> Finding:
@@ -20,7 +23,7 @@ def test_here_nothing_fails_and_every_warning_says_what_to_do() -> None:
     findings = list(examine())
     assert [finding.line() for finding in findings if finding.verdict == "fail"] == []
     assert all(finding.fix for finding in findings if finding.verdict != "ok")
-    assert {"device", "collectives", "RDMA", "peer access", "transport (tcp)", "shared memory", "open files"} <= {
+    assert {"device", "collectives", "RDMA", "peer access", "CUDA IPC", "transport (tcp)", "shared memory", "open files"} <= {
         finding.subject for finding in findings
     }
 
@@ -70,6 +73,31 @@ def test_cards_for_rdma_are_found_and_a_memory_limit_is_in_their_way(tmp_path: P
     assert "mlx5_0, mlx5_1" in find("RDMA").said
     assert find("locked memory").fix == "--ulimit memlock=-1, --cap-add IPC_LOCK"
     assert find("container").said.startswith("0.5 cores may be used")
+
+
+def test_a_second_process_maps_what_is_lent_and_says_why_where_it_cannot() -> None:
+    assert doctor.why_not_lent(Shared(), "cpu") is None
+    assert doctor.why_not_lent(Shared(lends=False), "cpu") == "memory of the GPU cannot be lent to another process"
+
+
+def test_what_cannot_be_mapped_is_said_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere(Shared):
+        """Lends what is not there, as between two containers."""
+
+        def allocate(self, num_bytes: int) -> Room:
+            room = super().allocate(num_bytes)
+            assert room.lent is not None
+            room.lent = replace(room.lent, handle=b"1 /proc/none/fd/3")  # type: ignore[misc]
+            return room
+
+    assert doctor.why_not_lent(Elsewhere(), "cpu") == "cannot be mapped: /proc/none/fd/3: No such file or directory"
+
+
+@pytest.mark.gpu
+def test_a_second_process_maps_memory_of_a_gpu() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    assert find("CUDA IPC").verdict == "ok"
 
 
 def test_a_package_that_is_missing_is_a_finding_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

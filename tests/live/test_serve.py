@@ -102,15 +102,6 @@ def test_an_emulated_model_needs_sizes_alone_and_a_real_one_a_checkpoint() -> No
         served_model(configuration.load(None, [*EMULATED, "replica.max_model_len=200000"]))
 
 
-@pytest.mark.parametrize(("fleet", "instead"), [("fleet.mode=disaggregated", "colocated"), ("fleet.drain=move", "wait")])
-def test_kv_does_not_leave_several_gpus(tmp_path: Path, fleet: str, instead: str) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(TINY))
-    asked = configuration.load(None, [f"model.name={tmp_path / 'model'}", "serve.device=cuda", "replica.tp=2", fleet])
-    with pytest.raises(ConfigError, match=rf"KV does not leave several GPUs yet; use replica\.tp = 1, or \"{instead}"):
-        serve(asked, tmp_path / "run", lambda line: None)
-
-
 def test_each_replica_of_this_machine_has_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert [place.environment for place in own_gpus(Slots(2, 2), 2)] == [
