@@ -115,7 +115,7 @@ def _arena(config: Config, model: ServedModel, token: str, listen: str, nics: Se
             return way(engine, endpoint), kv, shared
         cards = [endpoint, *(connect(listen=f"{nic}:0", local=False, nixl=False) for nic in nics[1 : team.size])]
         ways = [way(Rank(engine, rank), cards[rank % len(cards)]) for rank in range(team.size)]
-        return ParallelWay(engine, ways, cards), kv, shared
+        return ParallelWay(engine, ways, cards, moves_kv=kv is not None), kv, shared
 
     return make
 

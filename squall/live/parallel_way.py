@@ -12,6 +12,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from squall.errors import ConfigError
 from squall.live.engine.torch_engine import TorchEngine
 from squall.live.engine.weights import Weights
 from squall.live.loading import Arrived, Brought, Order, Way
@@ -57,13 +58,15 @@ class ParallelWay:
         ways: of all ranks, rank 0's first.
         cards: an endpoint for each network card, rank 0's first: all ranks' weights may be read from each, and rank i's are
             asked of the i-th, so that they leave by different cards.
+        moves_kv: all ranks' KV is to be had by peers, too.
     """
 
-    def __init__(self, engine: TorchEngine, ways: Sequence[Way], cards: Sequence[Transport]) -> None:
+    def __init__(self, engine: TorchEngine, ways: Sequence[Way], cards: Sequence[Transport], *, moves_kv: bool = False) -> None:
         self.addresses = tuple(address for card in cards for address in card.addresses)
         self._engine = engine
         self._ways = tuple(ways)
         self._cards = tuple(cards)
+        self._moves_kv = moves_kv
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._layers: list[int] = []
@@ -71,6 +74,11 @@ class ParallelWay:
     def prepare(self) -> None:
         for way in self._ways:
             way.prepare()
+        if self._moves_kv and self._engine.kv_region is None:
+            raise ConfigError(
+                "KV of several GPUs moves only where their processes can map each other's memory (CUDA IPC; see squall doctor): "
+                'use replica.tp = 1, or a colocated fleet with fleet.drain = "wait" and load.live = false'
+            )
         for card in self._cards:
             for weights in self._engine.shards:
                 card.register(weights.arena.region)

@@ -5,6 +5,7 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,18 @@ import torch
 from msgspec.structs import replace
 
 from squall.core.actions import Chunk, Preempt
-from squall.errors import ModelError, PeerRefused, ReplicaFailed, TransferFailed
+from squall.errors import ConfigError, ModelError, PeerRefused, ReplicaFailed, TransferFailed
+from squall.live.engine import devices
 from squall.live.engine.hashing import block_hashes
 from squall.live.engine.interface import Job, Sampling
 from squall.live.engine.loader import load_from_disk, load_from_peers
 from squall.live.engine.team import Team
 from squall.live.engine.tokenizer import ByteTokenizer
 from squall.live.engine.torch_engine import TorchEngine
+from squall.live.parallel_way import ParallelWay
 from squall.live.transport.endpoint import Endpoint
 from squall.live.transport.fetch import Source
+from tests.live.as_devices import lent, unlent
 from tests.live.engine.test_hand_over import JOBS, PROMPT, decode, offered, ordinary, peers, prefill, taken
 from tests.live.forked import forking
 
@@ -222,6 +226,55 @@ def test_each_rank_gives_its_own_heads_to_the_one_of_its_number(
     moved = move(pair, twin, replace(one, output=tuple(tokens)), halves, backend)
     assert moved == 3 * 2 * 7 * 4 * 2 * 12 * 4  # layers, keys and values, blocks, tokens, heads of both, dim, bytes
     assert [*tokens, *decode(twin, 3, len(PROMPT) + 5, 7)] == ordinary(tiny, one)
+
+
+@pytest.fixture(scope="module")
+def on_devices(tiny: Path) -> Iterator[list[TorchEngine]]:
+    """Two of two ranks each, to which rank 0 lends what lies on their devices; the first has its weights, the second none."""
+    engines = [engine_of(tiny, 2), engine_of(tiny, 2, num_blocks=64)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(devices, "device_of", lent)
+        engines[0].load()
+        engines[1].build()
+    yield engines
+    for engine in engines:
+        assert engine.team is not None
+        engine.team.close()
+
+
+def test_ranks_compute_with_what_rank_0_fills_on_their_devices_and_their_weights_and_kv_go_from_device_to_device(
+    on_devices: list[TorchEngine], tiny: Path
+) -> None:
+    full, empty = on_devices
+    with closing(Endpoint("full", "t")) as source, closing(Endpoint("empty", "t")) as target:
+        for weights in full.shards:
+            source.register(weights.arena.region)
+        for weights in empty.shards:
+            load_from_peers(weights, target, [Source(source.addresses)])
+            assert not any(weights.arena.region.memory)  # not by the host
+    one = Job(5, PROMPT, JOBS["seeded"])
+    tokens = [*prefill(full, one), *decode(full, 2, len(PROMPT) + 1, 4)]
+    empty.add(Job(1, PROMPT[:9], JOBS["greedy"]))  # so that block numbers differ
+    empty.prepare([Chunk(1, 0, 9, 0, True)])
+    for there, here, backend in ((full, empty, 0), (empty, full, -1)):
+        assert move(there, here, replace(one, output=tuple(tokens)), [(2, 3), (0, 2)], backend) > 0
+        assert here.cache.memory is not None
+        assert any(here.cache.memory.view) == (backend == -1)
+        tokens += decode(here, 3, len(PROMPT) + len(tokens), 1)
+    assert [*tokens, *decode(full, 4, len(PROMPT) + len(tokens), 5)] == ordinary(tiny, one)
+
+
+def test_ranks_whose_devices_cannot_lend_get_their_weights_by_the_host_and_their_kv_stays(
+    start: Start, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "device_of", unlent)
+    engine = start(tiny, 2)
+    assert engine.kv_region is None
+    way = ParallelWay(engine, (), (), moves_kv=True)
+    with pytest.raises(ConfigError, match=r"KV of several GPUs moves only where .*: use replica\.tp = 1, or a colocated fleet"):
+        way.prepare()
+    one = Job(1, PROMPT, JOBS["greedy"])
+    assert [*prefill(engine, one), *decode(engine, 2, len(PROMPT) + 1, 11)] == ordinary(tiny, one)
 
 
 def test_ranks_that_have_the_same_head_each_get_it(start: Start, checkpoint: Any) -> None:
