@@ -110,7 +110,7 @@ class ArenaWay:
 
     def close(self) -> None:
         self._endpoint.close()
-        self._copies.release()
+        self._copies.close()
 
     def _tell(self) -> None:
         """In order, whoever brought the layer."""

@@ -8,6 +8,7 @@ once it has gone unused for its time to live, or was never finished.
 import contextlib
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +52,9 @@ class HostCopies:
         self._patience_s = patience_s
         self._folder = folder
         self._held: dict[Path, int] = {}
+        self._loading: dict[int, Path] = {}  # by descriptor
+        self._closed = False
+        self._lock = threading.Lock()
 
     def load(self, region: Region, revision: str, fill: Callable[[], None], threads: int = 2) -> bool:
         """Fill `region` from its copy; where there is none, call `fill` and make it. The copy is held until `release`.
@@ -64,11 +68,12 @@ class HostCopies:
             Whether the copy was there.
 
         Raises:
-            TransferFailed: no room for it, or nobody finished it in time. What `fill` raises.
+            TransferFailed: no room for it, nobody finished it in time, or it is not wanted any more. What `fill` raises.
         """
         path = self._path(region, revision)
         fd, header = self._open(path, region)
         try:
+            self._begin(path, fd)
             if header is not None:
                 region.expect(header.sums)
                 if _copy_out(fd, region, threads):
@@ -82,10 +87,18 @@ class HostCopies:
                 self._hold(path, fd)
                 return False
         except BaseException:
-            os.close(fd)
+            self._drop(fd)
             raise
-        os.close(fd)
+        self._drop(fd)
         return False
+
+    def close(self) -> None:
+        """As `release`, and for good: a load that goes on holds nothing either, and what it has not finished is removed."""
+        with self._lock:
+            self._closed = True
+            for fd, path in self._loading.items():
+                _let_go(path, fd)
+        self.release()
 
     def release(self) -> None:
         """Use none of them any more; their time to live begins."""
@@ -158,11 +171,28 @@ class HostCopies:
         os.pwrite(fd, len(body).to_bytes(8, "little") + body, 0)  # last: before it, there is no copy
         fcntl.flock(fd, fcntl.LOCK_SH)
 
+    def _begin(self, path: Path, fd: int) -> None:
+        with self._lock:
+            if not self._closed:
+                self._loading[fd] = path
+                return
+        _let_go(path, fd)
+        raise TransferFailed(f"{path} is not wanted any more")
+
+    def _drop(self, fd: int) -> None:
+        with self._lock:
+            self._loading.pop(fd, None)
+            os.close(fd)
+
     def _hold(self, path: Path, fd: int) -> None:
-        os.utime(fd)
-        if (old := self._held.pop(path, None)) is not None:
-            os.close(old)
-        self._held[path] = fd
+        with self._lock:
+            os.utime(fd)
+            del self._loading[fd]
+            for old in (self._held.pop(path, None), fd if self._closed else None):
+                if old is not None:
+                    os.close(old)
+            if not self._closed:
+                self._held[path] = fd
 
 
 def _prefix() -> str:
@@ -184,6 +214,13 @@ def _lock(fd: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _let_go(path: Path, fd: int) -> None:
+    """Its lock; and an unfinished copy, which only we can have, before anybody else gets it."""
+    if _read_header(fd) is None and _same(path, fd):
+        path.unlink()
+    fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 def _same(path: Path, fd: int) -> bool:

@@ -154,10 +154,12 @@ def test_without_room_it_says_how_much_is_needed(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("stage", ["begins", "fills", "copies"])
-def test_a_load_that_goes_on_while_its_process_ends_leaves_nothing(stage: str, tmp_path: Path) -> None:
+def test_a_load_that_goes_on_while_its_process_ends_leaves_nothing(
+    stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever sweeps then, sweeps once."""
-    copies, region, moments = HostCopies(folder=tmp_path), make_region(), [threading.Event(), threading.Event()]
-    reached, go_on = moments
+    copies, region = HostCopies(folder=tmp_path), make_region()
+    reached, go_on = threading.Event(), threading.Event()
 
     def pause() -> None:
         reached.set()
@@ -173,8 +175,10 @@ def test_a_load_that_goes_on_while_its_process_ends_leaves_nothing(stage: str, t
         return Region.accept(region, index)
 
     if stage == "copies":
-        load(HostCopies(folder=tmp_path))[0]
-        region.accept = accept  # type: ignore[method-assign]
+        made = HostCopies(folder=tmp_path)
+        load(made)
+        made.release()
+        monkeypatch.setattr(region, "accept", accept)
     failed: list[TransferFailed] = []
 
     def run() -> None:
