@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from http import HTTPStatus
 from typing import Any
 
 from squall.errors import ConfigError
@@ -27,7 +28,8 @@ def fleet_of(url: str, api_key: str | None, change: dict[str, Any] | None = None
             return status
     except urllib.error.HTTPError as error:
         with error:
-            raise ConfigError(f"{url}: {_message(error.read()) or error.reason}") from None
+            hint = "; give it with --api-key, or in OPENAI_API_KEY" if error.code == HTTPStatus.UNAUTHORIZED else ""
+            raise ConfigError(f"{url}: {_message(error.read()) or error.reason}{hint}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{url}: no service answers there ({getattr(error, 'reason', error)})") from None
 

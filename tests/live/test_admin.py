@@ -100,6 +100,12 @@ def test_a_refusal_in_the_words_of_the_service(service: Service, body: bytes, sa
         fleet_of(service.url, None)
 
 
+def test_who_lacks_the_key_hears_how_to_give_it(service: Service) -> None:
+    service.code, service.body = 401, b'{"error": {"message": "missing API key"}}'
+    with pytest.raises(ConfigError, match=f"{service.url}: missing API key; give it with --api-key, or in OPENAI_API_KEY"):
+        fleet_of(service.url, None)
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "no address"])
 def test_nobody_there(url: str) -> None:
     with pytest.raises(ConfigError, match=f"{url}: no service answers there"):
