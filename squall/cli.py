@@ -229,7 +229,7 @@ def scale(
 
 @app.command()
 def replay(
-    config: NeededFile,
+    configs: NeededFiles,
     settings: Settings = None,
     url: Annotated[str | None, option("The endpoint; when absent, the one that CONFIG describes.")] = None,
     model: Annotated[str | None, option("The model to ask for; when absent, CONFIG's.")] = None,
@@ -239,18 +239,42 @@ def replay(
     max_in_flight: Annotated[int | None, option("At most so many requests at once; what waits leaves late.", min=1)] = None,
     out: Out = None,
 ) -> None:
-    """Drive any OpenAI endpoint with a workload, open loop."""
+    """Drive any OpenAI endpoint with a workload, open loop; or with those of several models at once."""
     from squall.report.run import place_for, write_run
     from squall.twin.drive import drive
     from squall.twin.rehearse import usd_per_gpu_hour
 
-    resolved = _load(config, settings, out)
+    options = {"api_key": api_key, "tokenizer": tokenizer, "timeout_s": timeout, "max_in_flight": max_in_flight}
+    if len(configs) > 1:
+        if model is not None:
+            raise ConfigError(f"--model {model} is one of {len(configs)} models; leave it out, or give one file")
+        _replay_together(configs, settings, url, out, options)
+        return
+    resolved = _load(configs[0], settings, out)
     place = place_for("replay", resolved.run.out)
-    record = drive(resolved, url, model, api_key=api_key, tokenizer=tokenizer, timeout_s=timeout, max_in_flight=max_in_flight)
+    record = drive(resolved, url, model, **options)
     _tell(write_run(place, record, resolved, None if url else usd_per_gpu_hour(resolved)))
     for line in record.warnings:
         typer.echo(f"note: {line}")
     _end(place, f"squall report {place}", f"squall simulate {place / 'config.toml'}", f"squall compare {place} SIMULATED_RUN")
+
+
+def _replay_together(
+    files: list[Path], settings: list[str] | None, url: str | None, out: Path | None, options: dict[str, Any]
+) -> None:
+    from squall.report.run import place_for
+    from squall.twin.together import replay_together
+
+    configs = _load_each(files, settings, out, {})
+    place = place_for("replay", configs[0].run.out)
+    done = replay_together(configs, [str(file) for file in files], place, url, **options)
+    for folder, record, summary in done:
+        typer.echo(folder.name)
+        _tell(summary)
+        for line in record.warnings:
+            typer.echo(f"note: {line}")
+    again = " ".join(str(folder / "config.toml") for folder, _, _ in done)
+    _end(place, f"squall report {done[0][0]}", f"squall simulate {again}", f"squall compare {place} SIMULATED_RUN")
 
 
 app.command()(plan)
@@ -270,19 +294,22 @@ def demo(out: Out = None, port: Annotated[int, typer.Option(help="Where to serve
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories; the others are related to the first.")],
 ) -> None:
-    """Two or more runs side by side."""
+    """Two or more runs side by side; of several models, model by model."""
     from rich.console import Console
 
     from squall.report.compare import table, warnings
-    from squall.report.run import read_run
+    from squall.report.run import read_run, side_by_side
 
     if len(runs) < 2:
         raise ConfigError(f"compare needs two run directories or more; only {runs[0]} was given")
-    read = [read_run(path) for path in runs]
     wide = None if sys.stdout.isatty() else 1000  # a file has no edge to fold at
-    Console(width=wide).print(table([path.name or str(path) for path in runs], [run.summary for run in read]))
-    for line in warnings(read):
-        typer.echo(line)
+    for model, paths in side_by_side(runs):
+        read = [read_run(path) for path in paths]
+        if model:
+            typer.echo(model)
+        Console(width=wide).print(table([path.name or str(path) for path in runs], [run.summary for run in read]))
+        for line in warnings(read):
+            typer.echo(line)
     _next(f"squall report {runs[0]}")
 
 

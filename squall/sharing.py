@@ -54,7 +54,7 @@ def shares(configs: Sequence[Config], files: Sequence[str]) -> list[Share]:
     Raises:
         ConfigError: they cannot share one: the first reason, with its key.
     """
-    _check_names(configs, files)
+    check_names(configs, files)
     for config, file in zip(configs, files, strict=True):
         if config.fleet.pools:
             raise ConfigError(f"{file}: [[fleet.pools]] bring their own machines, and can share none; say fleet.replicas")
@@ -88,7 +88,8 @@ def _gpus(config: Config) -> int:
     return config.replica.tp * config.replica.pp
 
 
-def _check_names(configs: Sequence[Config], files: Sequence[str]) -> None:
+def check_names(configs: Sequence[Config], files: Sequence[str]) -> None:
+    """Each model must have a name, and a folder, of its own. Raises ConfigError."""
     seen: dict[str, str] = {}
     for config, file in zip(configs, files, strict=True):
         name = name_of(config)

@@ -21,6 +21,7 @@ from squall.live.models import find
 from squall.report.compare import written
 from squall.report.run import read_run
 from squall.twin.demo import serving
+from tests.live.test_together import serving as together
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -361,6 +362,50 @@ def test_the_emulated_fleet_of_the_examples_answers_a_replay(squall: Squall, tmp
     assert live.gpu_seconds == pytest.approx(64 * live.makespan_s)
     squall("simulate", "live/config.toml", "--out", "simulated")
     assert "different workloads" not in squall("compare", "live", "simulated").out
+
+
+TWO_MODELS = """
+model = {{ name = "llama-3.1-8b", served_as = ["{name}"] }}
+cluster = {{ gpu = "h100-sxm", gpus_per_node = 4 }}
+serve = {{ engine = "emulated", port = 0, time_dilation = 0.2 }}
+workload.kind = "synthetic"
+workload.num_requests = {num_requests}
+workload.arrivals = {{ kind = "fixed", rate_rps = 4 }}
+workload.prompt = {{ kind = "fixed", tokens = 100 }}
+workload.output = {{ kind = "fixed", tokens = 20 }}
+"""
+
+
+def test_models_that_are_served_together_are_replayed_simulated_and_compared_together(squall: Squall, tmp_path: Path) -> None:
+    chat, code = (TWO_MODELS.format(name=name, num_requests=count) for name, count in (("chat", 3), ("code", 5)))
+    files = ("chat.toml", "code.toml")
+    with together(tmp_path, chat, code) as service:
+        port = ("--set", f"serve.port={service.url.rpartition(':')[2]}")
+        said = squall("replay", *files, *port, "--out", "live")
+        assert squall("replay", *files, *port, "--model", "chat").err == (
+            "squall: error: --model chat is one of 2 models; leave it out, or give one file\n"
+        )
+        assert squall("replay", files[0], files[0], *port).err.startswith(
+            "squall: error: chat.toml and chat.toml both serve 'chat'; give one of them another name"
+        )
+        one = squall("replay", files[1], *port, "--out", "code-alone")
+    assert said.code == one.code == 0
+    assert [line for line in said.out.splitlines() if line in ("chat", "code")] == ["chat", "code"]
+    assert said.out.splitlines()[-4:] == [
+        "wrote live", "next: squall report live/chat", "      squall simulate live/chat/config.toml live/code/config.toml",
+        "      squall compare live SIMULATED_RUN",
+    ]  # fmt: skip
+    assert [read_run(Path("live") / name).summary.completed for name in ("chat", "code")] == [3, 5]
+    assert squall("simulate", "live/chat/config.toml", "live/code/config.toml", "--out", "simulated").code == 0
+    lines = squall("compare", "live", "simulated").out.splitlines()
+    assert [line for line in lines if line in ("chat", "code")] == ["chat", "code"]
+    assert sum(line.split()[:3] == ["requests", "3", "3"] for line in lines) == 1
+    assert "different workloads" not in "".join(lines)
+    assert squall("compare", "simulated/code", "code-alone").code == 0
+    Path("live/code").rename("code")
+    assert squall("compare", "live", "simulated").err == (
+        "squall: error: simulated holds runs of chat, code, and live of chat; name the runs of one model in each\n"
+    )
 
 
 @pytest.mark.model

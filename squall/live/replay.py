@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -358,14 +358,17 @@ async def play(
     progress: Progress | None = None,
     seed: int = 0,
     block_size: int = 16,
+    ready: Callable[[], Awaitable[object]] | None = None,
 ) -> ReplayRecord:
-    """`replay`, inside an event loop that already runs."""
+    """`replay`, inside an event loop that already runs. It begins when `ready` has been waited for."""
     client = Client(parse_address(url), api_key)
     try:
         try:
             prompts = await find_prompts(client, model, tokenizer, seed, block_size)
         except HttpFailed as error:
             raise ConfigError(f"{url}: {error}; is the server running?") from None
+        if ready is not None:
+            await ready()
         player = Player(
             client, model, requests, prompts,
             world=world, time_dilation=time_dilation, timeout_s=timeout_s, max_in_flight=max_in_flight, progress=progress,

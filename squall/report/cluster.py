@@ -91,17 +91,27 @@ def write_cluster(path: Path, runs: Sequence[FleetRun]) -> tuple[ClusterSummary,
 
     Returns its summary, and that of each model. Raises SquallError as `write_run`.
     """
-    shares, summaries = [], []
     with blaming(path), making(path) as beside:
-        for run in runs:
-            place, price = beside / run.name, run.usd_per_gpu_hour
-            summary = write_run(place, run.record, run.config, price, run.events, run.on, run.operators, part_of=path)
-            summaries.append(summary)
-            shares.append(_share(run, summary))
-        found = _summarise(runs, shares)
+        summaries = _write_runs(path, beside, runs)
+        found = _summarise(runs, [_share(run, summary) for run, summary in zip(runs, summaries, strict=True)])
         write_and_sync(beside / CLUSTER, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
         write_and_sync(beside / GPUS, _parquet(runs))
     return found, summaries
+
+
+def write_runs(path: Path, runs: Sequence[FleetRun]) -> list[Summary]:
+    """As `write_cluster`, where nobody knows who had which GPUs: the folders of the models alone. Returns the summary of each."""
+    with blaming(path), making(path) as beside:
+        return _write_runs(path, beside, runs)
+
+
+def _write_runs(path: Path, beside: Path, runs: Sequence[FleetRun]) -> list[Summary]:
+    return [
+        write_run(
+            beside / run.name, run.record, run.config, run.usd_per_gpu_hour, run.events, run.on, run.operators, part_of=path
+        )
+        for run in runs
+    ]
 
 
 def _share(run: FleetRun, summary: Summary) -> FleetShare:

@@ -199,6 +199,26 @@ def _observed_files(record: RunRecord, observed: Observed, use: Use, config: Con
     return files
 
 
+def runs_in(path: Path) -> list[Path]:
+    """Those of several models in the run directory `path`; none where it is one model's."""
+    return [] if (path / SUMMARY).is_file() else sorted(each.parent for each in path.glob(f"*/{SUMMARY}"))
+
+
+def side_by_side(paths: Sequence[Path]) -> list[tuple[str, list[Path]]]:
+    """The runs to compare in turn: where all are of several models, those of each by its name; else what was given, by none.
+
+    Raises ConfigError: one of them has not the same models as the first.
+    """
+    inside = [[run.name for run in runs_in(path)] for path in paths]
+    if not all(inside):
+        return [("", list(paths))]
+    for path, names in zip(paths, inside, strict=True):
+        if names != inside[0]:
+            here, there = ", ".join(names), ", ".join(inside[0])
+            raise ConfigError(f"{path} holds runs of {here}, and {paths[0]} of {there}; name the runs of one model in each")
+    return [(name, [path / name for path in paths]) for name in inside[0]]
+
+
 def read_run(path: Path) -> StoredRun:
     """The run at `path`.
 
@@ -206,8 +226,8 @@ def read_run(path: Path) -> StoredRun:
         ConfigError: `path` is no run directory, or its summary is not one of ours.
     """
     if not (path / SUMMARY).is_file():
-        if inside := sorted(str(each.parent) for each in path.glob(f"*/{SUMMARY}")):
-            raise ConfigError(f"{path} holds several runs; name one: {', '.join(inside)}")
+        if inside := runs_in(path):
+            raise ConfigError(f"{path} holds several runs; name one: {', '.join(map(str, inside))}")
         served = "; `squall serve` leaves logs, and `squall replay` the numbers" if (path / CONFIG).is_file() else ""
         raise ConfigError(f"{path} is no run directory: it has no {SUMMARY}{served}")
     try:

@@ -1,4 +1,4 @@
-"""From several configurations to one simulated run of them all, on the cluster that they share.
+"""From several configurations to one run of them all: simulated, on the cluster that they share, or replayed.
 
 Knows which part makes what. Reads what the configurations name.
 """
@@ -9,21 +9,23 @@ import time
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from squall.config import Config
 from squall.core.metrics import RunRecord
 from squall.eventlog import EventLog
-from squall.report.cluster import ClusterSummary, FleetRun, write_cluster
+from squall.report.cluster import ClusterSummary, FleetRun, write_cluster, write_runs
 from squall.report.deployed import deployed
 from squall.report.operators import explainers
 from squall.report.summary import Summary
-from squall.sharing import name_of, said_of, shares, with_faults_dealt_out
+from squall.sharing import check_names, name_of, said_of, shares, with_faults_dealt_out
 from squall.sim import together
 from squall.sim.run import Body
+from squall.twin.drive import drive_together
 from squall.twin.rehearse import ends_at, parts_of, usd_per_gpu_hour
 
 if TYPE_CHECKING:
+    from squall.live.replay import ReplayRecord
     from squall.report.progress import SimulationProgress
     from squall.sim.observe import Watcher
 
@@ -95,6 +97,20 @@ def simulate_together(
         progress.phase("writing")
     texts: list[bytes | None] = [file.getvalue() for file in written] if events else [None] * len(configs)
     return write_cluster(place, [_run(*each) for each in zip(configs, records, texts, strict=True)])
+
+
+def replay_together(
+    configs: Sequence[Config], files: Sequence[str], place: Path, url: str | None, **options: Any
+) -> list[tuple[Path, ReplayRecord, Summary]]:
+    """As `drive_together`, written to a run directory at `place`: of each model its folder there, and what it holds."""
+    check_names(configs, files)
+    records = drive_together(configs, url, **options)
+    runs = [
+        FleetRun(name_of(config), record, config, None if url else usd_per_gpu_hour(config))
+        for config, record in zip(configs, records, strict=True)
+    ]
+    written = write_runs(place, runs)
+    return [(place / run.name, record, summary) for run, record, summary in zip(runs, records, written, strict=True)]
 
 
 def _run(config: Config, record: RunRecord, events: bytes | None) -> FleetRun:
