@@ -1,4 +1,4 @@
-"""What docs/search.md says of Vidur's best deployment: its published tables have a step take as long as our prices do."""
+"""What docs/vidur-search.md says of Vidur's best deployment: its published tables have a step take as long as our prices do."""
 
 import importlib
 import sys
