@@ -21,6 +21,11 @@ HOMES = {"memory": devices.device_of, "lent": lent, "unlent": unlent}
 """Where weights and KV lie: in host memory itself, or on what stands for devices."""
 
 
+def put_on(home: str) -> None:
+    """All that this process allocates from now on; for processes of their own."""
+    setattr(devices, "device_of", HOMES[home])  # noqa: B010
+
+
 @pytest.fixture(params=HOMES)
 def homes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(devices, "device_of", HOMES[request.param])

@@ -27,13 +27,12 @@ from msgspec import Struct
 from squall.core.events import HandedOver, KvSent, ReplicaLost
 from squall.core.types import ROUTER, Role
 from squall.eventlog import read
-from squall.live.engine import devices
 from squall.live.engine.interface import Sampling, TokenOut
 from squall.live.head import Head
 from squall.live.models import find
 from squall.live.transport.segment import HostCopies
 from squall.twin.observe import observe
-from tests.live.as_devices import HOMES
+from tests.live.as_devices import HOMES, put_on
 from tests.live.checkpoints import VOCABULARY, write_checkpoint
 from tests.live.in_process import idle, in_process
 from tests.live.test_head import Here, all_of
@@ -233,7 +232,7 @@ def main() -> None:
     parser.add_argument("--smollm2", action="store_true", help="the embedded model instead of a tiny one")
     parser.add_argument("--home", choices=HOMES, default="memory", help="where weights and KV lie: devices lend theirs, or not")
     asked = parser.parse_args()
-    setattr(devices, "device_of", HOMES[asked.home])  # noqa: B010
+    put_on(asked.home)
     began = time.perf_counter()
     total, broken = asyncio.run(tally(asked.runs, asked.first_seed, Subject.smollm2() if asked.smollm2 else None))
     told = ", ".join(f"{count:,} {what}" for what, count in total.items())

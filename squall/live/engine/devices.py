@@ -184,7 +184,8 @@ class Cuda:
             except _Failed:
                 lent = None
         room = _CudaRoom(self._runtime, self._index, address, num_bytes, lent, ours=True)
-        room.tensor.zero_()
+        with self.ordered():  # whom it is lent to computes in an order of its own
+            room.tensor.zero_()
         return room
 
     def open(self, lent: Lent) -> Room:

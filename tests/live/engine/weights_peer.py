@@ -10,13 +10,12 @@ from pathlib import Path
 
 import torch
 
-from squall.live.engine import devices
 from squall.live.engine.architecture import read_decoder_config
 from squall.live.engine.loader import load_from_disk, load_from_peers
 from squall.live.engine.weights import allocate
 from squall.live.transport.endpoint import Endpoint
 from squall.live.transport.fetch import Source
-from tests.live.as_devices import HOMES
+from tests.live.as_devices import HOMES, put_on
 
 
 def main() -> None:
@@ -24,7 +23,7 @@ def main() -> None:
     config = read_decoder_config(Path(folder))
     device = torch.device(home if home == "cuda" else "cpu")
     if home in HOMES:
-        devices.device_of = HOMES[home]
+        put_on(home)
     weights = allocate(config, torch.float32, device, chunk_bytes=16384)
     endpoint = Endpoint(name, "t", gbps=float(gbps), patience_s=5)
     endpoint.register(weights.arena.region)

@@ -128,7 +128,11 @@ def test_host_memory_and_devices_do_not_mix_and_both_sides_say_so(node: Node) ->
 def test_a_host_copy_is_left_by_one_device_and_loaded_by_another(tmp_path: Path) -> None:
     first, second = region(on(Shared())), region(on(Shared()))
     copies = HostCopies(folder=tmp_path)
-    assert not copies.load(first, "one", lambda: emptied(fill(first)) and None)
+
+    def fill_first() -> None:
+        emptied(fill(first))
+
+    assert not copies.load(first, "one", fill_first)
     assert copies.load(second, "one", lambda: pytest.fail("there is a copy"))
     assert same(first, second)
     copies.release()
