@@ -133,8 +133,7 @@ class Handoffs:
         if type(event) is KvFailed:
             if event.to != self._id:
                 return self._seated(self._source.fail(event))
-            self._target.lack(event.request, (event.first_layer, event.last_layer))
-            return []
+            return self._target.lack(event.request, (event.first_layer, event.last_layer))
         return self._handle_rarer(event)
 
     def _handle_rarer(self, event: AnyEvent) -> list[AnyAction] | None:

@@ -213,6 +213,8 @@ class HandoffRouter(Router):
         if entry is None or entry.held is None or entry.to is None or entry.to.replica != event.to:
             return []  # that one is gone, and the request was promised to another one since
         if entry.held.head is not None or entry.to is entry.backend:
+            if entry.phase is RequestPhase.CANCELLING:
+                return [Send(event.replica, Disowned((event.request,))), *self._ask_holder(entry, event.replica)]
             # the other half may have left already, and this one is of no use then
             disowned = Send(event.replica, Disowned((event.request,)))
             return [disowned, *self._begin_again(entry, event.replica, now), *self._settle_handoffs()]
@@ -266,13 +268,20 @@ class HandoffRouter(Router):
         entry = self._entries.get(request)
         if entry is None or entry.held is None:
             return []
-        if entry.phase is RequestPhase.CANCELLING and entry.backend is not None and entry.backend.replica != replica:
-            return []  # who holds it says when it is gone
         is_target = entry.to is not None and entry.to.replica == replica
+        if entry.phase is RequestPhase.CANCELLING and entry.backend is not None and entry.backend.replica != replica:
+            return self._ask_holder(entry, replica) if is_target and entry.held.head is not None else []
         orphaned = entry.to is entry.backend or entry.held.head is not None
         if (is_target and orphaned) or (not is_target and replica in sources_of(entry)):
             return self._begin_again(entry, replica, now) + self._settle_handoffs()
         return []
+
+    @staticmethod
+    def _ask_holder(entry: Entry, by: ReplicaId) -> list[AnyAction]:
+        """Nobody wants it, and some of it is lost with, or by, that replica: who holds the rest says when it is gone, or that it
+        has let go of it before it was told."""
+        assert entry.backend is not None
+        return [Send(entry.backend.replica, Dropped(entry.request.id, by))]
 
     def _begin_again(self, entry: Entry, by: ReplicaId, now: Nanos) -> list[AnyAction]:
         """Some of its KV is lost with, or by, that replica: the request goes on from the tokens that its client has.
@@ -418,7 +427,11 @@ class HandoffRouter(Router):
             self._unpromise(entry)
             return [Send(source, Dropped(request, backend.replica)) for source in sources_of(entry)]
         if entry.held.head == backend.replica:
-            return self._begin_again(entry, backend.replica, now) if target is None else [dropped(request, target, backend)]
+            if target is not None:
+                return [dropped(request, target, backend)]
+            if entry.phase is RequestPhase.CANCELLING:
+                return self._ask_holder(entry, backend.replica)
+            return self._begin_again(entry, backend.replica, now)
         return []
 
     def _fleet_changed(self, came: Backend | None = None) -> list[AnyAction]:

@@ -122,15 +122,23 @@ class HandoffTarget:
         coming.missing.discard(layers)
         if coming.missing:
             return []
+        if coming.failed:
+            return self._lapse(coming)
         del self._expected[event.request]
         self._next.awaited = True
-        if coming.failed:
-            self.unwanted.append(coming)
-            return []
         self.arrived.append(coming)
         if coming.gone:
             self.forsaken = True
         return [Send(ROUTER, Adopted(self._id, event.request))]
+
+    def _lapse(self, coming: ComingWork) -> list[AnyAction]:
+        """Nobody writes to its blocks any more, and some of it has not come. Where its client went away, whoever held the rest
+        may have let go of that before it could know: the router will ask."""
+        request = coming.work.request.id
+        del self._expected[request]
+        self.unwanted.append(coming)
+        self._next.awaited = True
+        return [Send(ROUTER, NotHeld(self._id, request))] if coming.gone and len(coming.offer.parts) > 1 else []
 
     def begin_anew(self, request: RequestId) -> None:
         """It comes to be computed here."""
@@ -140,25 +148,21 @@ class HandoffTarget:
         if (coming_still := self._expected.get(request)) is not None:
             coming_still.anew = True
 
-    def lack(self, request: RequestId, layers: tuple[int, int]) -> None:
+    def lack(self, request: RequestId, layers: tuple[int, int]) -> list[AnyAction]:
         """These layers will not come."""
         if request in self._lapsed:
             self._answered(request, layers)
-            return
+            return []
         coming = self._expected.get(request)
-        if coming is not None:
-            self._lack(coming, layers)
+        return [] if coming is None else self._lack(coming, layers)
 
-    def _lack(self, coming: ComingWork, layers: tuple[int, int]) -> None:
+    def _lack(self, coming: ComingWork, layers: tuple[int, int]) -> list[AnyAction]:
         coming.failed = True
         if not coming.reserved:
             self._forget(coming)
-            return
+            return []
         coming.missing.discard(layers)
-        if not coming.missing:
-            del self._expected[coming.work.request.id]
-            self.unwanted.append(coming)
-            self._next.awaited = True
+        return [] if coming.missing else self._lapse(coming)
 
     def _answered(self, request: RequestId, layers: tuple[int, int]) -> None:
         """Nobody writes these layers of a lapsed one any more. After its last ones the request may have blocks again."""

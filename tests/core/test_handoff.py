@@ -207,6 +207,24 @@ def test_half_that_never_comes_gives_the_blocks_back_when_nobody_writes_to_them(
     assert machine.num_used_blocks == 0
 
 
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_who_waited_for_a_half_in_vain_says_so_of_a_request_that_nobody_wants(comes_first: bool) -> None:
+    """Whoever sent the other half may have let go of it before it could know."""
+    machine = target()
+    machine.handle(offered(0, Part(Q, 0, 5), Part(P, 5, 0)), 0)
+    machine.handle(Woke(), 0)
+    comes, lacks = KvArrived(0, 5, 0), KvFailed(0, D, 0, 5)
+    first, last = (comes, lacks) if comes_first else (lacks, comes)
+    if comes_first:
+        assert machine.handle(first, 0) == []
+    assert machine.handle(Cancelled(0), 0) == []
+    if not comes_first:
+        assert machine.handle(first, 0) == []
+    assert machine.handle(last, 0) == [Send(ROUTER, NotHeld(D, 0))]
+    assert machine.handle(Woke(), 0) == [Abandon((0,))]
+    assert machine.num_used_blocks == 0
+
+
 def test_offers_wait_for_blocks_in_their_order() -> None:
     machine = target(num_blocks=8)
     for id in range(3):
@@ -377,6 +395,41 @@ def test_a_request_that_is_cancelled_on_its_way_is_taken_back_at_both_ends() -> 
     assert made.handle(Cancelled(0), 0) == [Send(P, Cancelled(0)), Send(D, Cancelled(0))]
     assert made.handle(Progressed(P, finished=(0,)), 0) == []
     assert made.outstanding(D) == made.outstanding(P) == (0, 0)
+
+
+def cancelled_in_halves(made: DisaggregatedRouter, *, promised: bool = True) -> None:
+    """Its first layers are at Q, the others at P; it is promised to D, and nobody wants it any more."""
+    arrive(made, 0)
+    if not promised:
+        for replica in (D, E):
+            made.handle(ReplicaDown(replica, lost=True), 0)
+    made.handle(Progressed(P, first=(0,), held=(Held(0, 10, head=Q, num_layers=2),)), 0)
+    target = [Send(D, Cancelled(0))] if promised else []
+    assert made.handle(Cancelled(0), 0) == [Send(P, Cancelled(0)), Send(Q, Disowned((0,))), *target]
+
+
+WORDS: list[tuple[bool, AnyEvent, list[AnyAction]]] = [
+    (True, NotHeld(D, 0), [Send(P, Dropped(0, by=D))]),  # one half has come, the other one does not
+    (True, HandoffFailed(Q, 0, D), [Send(Q, Disowned((0,))), Send(P, Dropped(0, by=Q))]),
+    (False, ReplicaDown(Q, lost=True), [Send(P, Dropped(0, by=Q))]),
+]
+
+
+@pytest.mark.parametrize(("promised", "word", "asked"), WORDS, ids=["half", "failed", "lost"])
+@pytest.mark.parametrize("holds", [True, False])
+def test_who_holds_the_rest_of_what_nobody_wants_is_asked_whether_it_will_tell(
+    promised: bool, word: AnyEvent, asked: list[AnyAction], holds: bool
+) -> None:
+    """It ends once: by its holder's word, or, where that has let go of it already, by the answer."""
+    made = router()
+    cancelled_in_halves(made, promised=promised)
+    assert made.handle(word, 0) == asked
+    assert made.num_outstanding == 1
+    made.handle(Progressed(P, finished=(0,)) if holds else NotHeld(P, 0), 0)
+    assert made.num_outstanding == 0
+    assert made.outstanding(P) == (0, 0)
+    assert made.demand(Role.DECODE).num_promised_tokens == made.demand(Role.DECODE).num_waiting == 0
+    assert made.handle(NotHeld(P, 0), 0) == []
 
 
 def test_a_changed_role_takes_its_requests_along_and_a_promise_for_them_is_broken() -> None:
