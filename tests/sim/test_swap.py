@@ -205,6 +205,21 @@ def test_a_block_costs_its_bytes_over_the_host_link() -> None:
     assert (one.first - plain.first) // 16 == 10 * round(16 * 131_072 / (128e9 / 8) * 1e9)
 
 
+def test_gpus_that_share_a_host_link_copy_their_parts_one_after_the_other() -> None:
+    """An A100's node has one link for two GPUs: at tp 2 each has half a block, and both halves pass the one link."""
+    model, gpu = resolve_model("llama-3-8b"), resolve_gpu("a100-80g")
+    costs = []
+    for tp in (1, 2, 4):
+        wanted = replace(config(Vllm(preemption="swap", swap_blocks=100), 16), replica=ReplicaSpec(block_size=16, tp=tp))
+        latency, _ = prepare(wanted, model, gpu)
+        (plain,), (one,) = (
+            with_copies(wanted, model, gpu, latency).run(RunSteps(1, 1, 4, 4000, num_copied=copied), 1) for copied in (0, 1000)
+        )
+        costs.append(one.first - plain.first)
+    assert costs[1] == pytest.approx(costs[0], rel=1e-3)
+    assert costs[2] == pytest.approx(costs[0] / 2, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
