@@ -22,6 +22,10 @@ WEIGHTS = "weights"
 """The region's name, the same to all peers; that of another shard than the first ends in its rank: "weights 1"."""
 
 
+DEVICE_CHUNK = 8 << 20
+"""As `CHUNK`, where bytes come from another device: at hundreds of gigabytes a second, to ask for a smaller one takes longer."""
+
+
 def region_name(rank: int) -> str:
     return f"{WEIGHTS} {rank}" if rank else WEIGHTS
 
@@ -42,6 +46,7 @@ class Arena:
         parts: embed, layer 0 to L - 1, norm and, where it is not tied, head.
         fingerprint: the model, its number type and its shard, as told to peers.
         device: where the tensors lie.
+        chunk_bytes: of the region; as its memory wants it when None.
         name: of the region.
         memory: of another process that fills it; our own when None.
         lent: the device's memory, by another process that fills it; our own when None.
@@ -52,8 +57,8 @@ class Arena:
     """
 
     def __init__(
-        self, parts: Sequence[Section], fingerprint: str, device: torch.device, chunk_bytes: int = CHUNK, name: str = WEIGHTS,
-        memory: SharedMemory | None = None, lent: Lent | None = None,
+        self, parts: Sequence[Section], fingerprint: str, device: torch.device, chunk_bytes: int | None = None,
+        name: str = WEIGHTS, memory: SharedMemory | None = None, lent: Lent | None = None,
     ) -> None:  # fmt: skip
         last = parts[-1]
         filled = memory is not None  # in host memory alone, by a process that does not reach our device
@@ -66,6 +71,7 @@ class Arena:
             self.tensor = self.host if device.type == "cpu" else torch.empty_like(self.host, device=device)
         else:
             (self.tensor,) = held.tensors
+        chunk_bytes = chunk_bytes or (CHUNK if held is None else DEVICE_CHUNK)
         self.region = Region(name, memory, fingerprint=fingerprint, sections=parts, chunk_bytes=chunk_bytes, device=held)
 
     @property

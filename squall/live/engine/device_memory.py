@@ -53,22 +53,23 @@ class TorchMemory:
 
     def get(self, segments: Sequence[Segment], into: Sequence[memoryview]) -> None:
         for part, mine in _by_part(segments, self._size):
+            views = [_host(into[index]) for index, _ in mine]
             with self._devices[part].ordered():
-                host = _gathered(self.tensors[part], [place for _, place in mine]).cpu()
-            at = 0
-            for index, (_, length) in mine:
-                _host(into[index]).copy_(host[at : at + length])
-                at += length
+                there = _gathered(self.tensors[part], [place for _, place in mine])
+                if len(views) == 1:
+                    views[0].copy_(there)
+                else:
+                    _dealt(there.cpu(), views)
 
     def put(self, segments: Sequence[Segment], data: Sequence[memoryview]) -> None:
         for part, mine in _by_part(segments, self._size):
             views = [_host(data[index]) for index, _ in mine]
             with self._devices[part].ordered():
-                came = (views[0] if len(views) == 1 else torch.cat(views)).to(self.tensors[part].device)
-                at = 0
-                for _, (offset, length) in mine:
-                    self.tensors[part][offset : offset + length].copy_(came[at : at + length])
-                    at += length
+                places = [self.tensors[part][offset : offset + length] for _, (offset, length) in mine]
+                if len(views) == 1:
+                    places[0].copy_(views[0])
+                else:
+                    _dealt(torch.cat(views).to(self.tensors[part].device), places)
 
     def digest(self, segments: Sequence[Segment]) -> int:
         value = 0
@@ -165,6 +166,14 @@ def _by_part(segments: Sequence[Segment], size: int) -> Iterator[tuple[int, list
 def _gathered(tensor: Tensor, places: Sequence[Segment]) -> Tensor:
     parts = [tensor[offset : offset + length] for offset, length in places]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _dealt(data: Tensor, places: Sequence[Tensor]) -> None:
+    """One way over the bus for many small places, and on the other side piece by piece."""
+    at = 0
+    for place in places:
+        place.copy_(data[at : at + len(place)])
+        at += len(place)
 
 
 def _runs(there: Sequence[Segment], here: Sequence[Segment]) -> list[tuple[int, int, int]]:

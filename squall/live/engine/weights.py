@@ -16,7 +16,6 @@ from squall.live.engine.architecture import DecoderConfig
 from squall.live.engine.arena import Arena, region_name, sections
 from squall.live.transport.device import Lent
 from squall.live.transport.memory import SharedMemory
-from squall.live.transport.region import CHUNK
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -131,7 +130,7 @@ def allocate(
     dtype: torch.dtype,
     device: torch.device,
     shard: Shard = WHOLE,
-    chunk_bytes: int = CHUNK,
+    chunk_bytes: int | None = None,
     memory: SharedMemory | None = None,
     lent: Lent | None = None,
 ) -> Weights:
