@@ -158,8 +158,7 @@ class SocketLink:
                 into.settle(at)
                 return None
             case frames.Held() if region in self._mapped:
-                device, mapped = self._mapped[region]
-                self._guard(lambda: device.copy(mapped, segments, at))
+                self._guard(lambda: self._copy(region, segments, at))
                 return None
             case frames.Held() if region in self._fds or region in self._held:
                 self._guard(lambda: self._fetch(region, segments, views))
@@ -196,6 +195,15 @@ class SocketLink:
         elif self._nixl is not None:
             peer, begin = self._held[region]
             self._nixl.read(peer, [(begin + offset, length) for offset, length in segments], into, self._see_that_it_lives)
+
+    def _copy(self, region: str, segments: Sequence[Segment], at: Sequence[Segment]) -> None:
+        """From a device whose process lives: what is left of another's memory there nobody vouches for."""
+        said = select.poll()
+        said.register(self._sock, getattr(select, "POLLRDHUP", select.POLLHUP))
+        if said.poll(0):
+            raise PeerLost("the peer ended the connection")
+        device, mapped = self._mapped[region]
+        device.copy(mapped, segments, at)
 
     def _put(self, region: str, segments: Sequence[Segment], data: Sequence[memoryview]) -> None:
         if region in self._fds:

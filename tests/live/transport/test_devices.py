@@ -1,6 +1,7 @@
 """Regions on devices: bytes go from device to device where one can map the other, by the host elsewhere, and are right."""
 
 import os
+import select
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from squall.errors import PeerRefused
+from squall.errors import PeerLost, PeerRefused
 from squall.live.engine.device_memory import TorchMemory
 from squall.live.engine.devices import Device, Room, Shared
 from squall.live.transport.device import DeviceMemory, Lent, Unreachable
@@ -117,6 +118,22 @@ def test_a_link_is_as_slow_as_it_is_said_to_be_and_can_be_interrupted(node: Node
     began = time.monotonic()
     Fetch(node("client"), target, [Source(server.addresses)]).run()
     assert time.monotonic() - began > 0.25
+
+
+def test_nothing_is_copied_from_a_device_whose_process_is_gone_though_it_had_said_yes(node: Node) -> None:
+    source, target = fill(region(on(Shared()))), region(on(Shared()))
+    server = node("server", [source])
+    link = node("client").connect(server.addresses[0])
+    link.open("weights", target.fingerprint, target)
+    link.ask("weights", [(0, 100)])
+    while not select.select([link._sock], [], [], 1.0)[0]:
+        pass
+    server.close()
+    with pytest.raises(PeerLost, match="ended the connection"):
+        link.take("weights", [(0, 100)], target)
+    link.close()
+    assert isinstance(target.device, TorchMemory)
+    assert not target.device.tensors[0].any()
 
 
 def test_host_memory_and_devices_do_not_mix_and_both_sides_say_so(node: Node) -> None:
