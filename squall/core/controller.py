@@ -290,7 +290,7 @@ class Controller:
     def _redirect(self, now: Nanos) -> list[AnyAction]:
         """Loads whose source is gone go on from another one."""
         coming = (member for state in self._states.values() for member in state.coming.values())
-        orphans = [member for member in coming if member.transfer is not None and not self._sources.is_sound(member)]
+        orphans = self._sources.unsound([member for member in coming if member.transfer is not None])
         if not orphans:
             return []
         orphans.sort(key=_id)

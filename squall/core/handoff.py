@@ -9,7 +9,7 @@ steps. Knows no policy, no route and no link.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from squall.core.actions import Abandon, AnyAction, Forget, Hold, Send
 from squall.core.blocks import BlockPool
@@ -54,7 +54,7 @@ class Owner(Protocol):
         ...
 
 
-class Boundary(NamedTuple):
+class Boundary:
     """What has changed between two runs.
 
     Attributes:
@@ -62,9 +62,12 @@ class Boundary(NamedTuple):
         held: for the router; `gone`: cancelled requests that have left.
     """
 
-    actions: list[AnyAction]
-    held: tuple[Held, ...] = ()
-    gone: tuple[RequestId, ...] = ()
+    __slots__ = ("actions", "gone", "held")
+
+    def __init__(self, actions: list[AnyAction], held: tuple[Held, ...], gone: tuple[RequestId, ...]) -> None:
+        self.actions = actions
+        self.held = held
+        self.gone = gone
 
 
 class Handoffs:

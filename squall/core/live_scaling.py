@@ -54,6 +54,12 @@ OF_PAIRS = frozenset((LivePaired, PullWanted, HandedOver, NothingLeft, BatchForm
 """What is about a pair, and may come to a replica that is in none (any more)."""
 
 
+FOR_TARGETS = frozenset((Woke, Submitted, Cancelled, LayersDone, PullWanted, LayerArrived, WeightsLoaded, Warmed, ActivationsSent,
+                         ActivationsFailed, KvSent, KvFailed, Unpaired))  # fmt: skip
+"""What a target has a say in; not in these of it, where it plans for itself again."""
+OF_REQUESTS = frozenset((Woke, Submitted, Cancelled))
+
+
 def answer_late(event: AnyEvent) -> list[AnyAction]:
     """Words that crossed with the end of a pair. A batch that comes too late is one of a lost target's: the router has it."""
     return [Send(event.source, NothingLeft())] if isinstance(event, PullWanted) else []
@@ -111,25 +117,30 @@ class LiveTarget:
 
     def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction] | None:
         """None where the replica is to handle it as always."""
-        if self._plain and type(event) in (Submitted, Woke, Cancelled):
+        if type(event) not in FOR_TARGETS or (self._plain and type(event) in OF_REQUESTS):
             return None  # whoever is cancelled before it has joined the decodes does so first
+        if type(event) is LayersDone:
+            return self._turn(self._layer_done(event), now)
+        if type(event) is LayerArrived:
+            self._layers = max(self._layers, event.layer + 1)
+            return self._turn([], now)
+        if type(event) is Woke:
+            self._host.wake_at = None
+            return self._host.settle_handoffs() + self._run_next(now)
+        if type(event) is Submitted:
+            self._host.enqueue(event.request)
+            return self._turn([], now)
+        if type(event) is KvSent or type(event) is KvFailed:
+            return self._turn(self._kv_left(event, now), now) if event.request in self._kept else None
+        return self._handle_rarer(event, now)
+
+    def _handle_rarer(self, event: AnyEvent, now: Nanos) -> list[AnyAction] | None:
         match event:
-            case Woke():
-                self._host.wake_at = None
-                return self._host.settle_handoffs() + self._run_next(now)
-            case Submitted(request):
-                self._host.enqueue(request)
-                return self._turn([], now)
             case Cancelled(request):
                 told = self._cancel(request)
                 return None if told is None else self._turn(told, now)
-            case LayersDone():
-                return self._turn(self._layer_done(event), now)
             case PullWanted():
                 self._pull = event
-                return self._turn([], now)
-            case LayerArrived(_, layer):
-                self._layers = max(self._layers, layer + 1)
                 return self._turn([], now)
             case WeightsLoaded():
                 self._layers, self._whole = self._paired.num_layers, True
@@ -140,8 +151,6 @@ class LiveTarget:
                 return self._turn(self._send_kv(self._sent.pop(batch)), now)
             case ActivationsFailed(batch) if batch in self._sent:  # else it is a word about one that was confirmed
                 return self._turn(self._keep_not(self._sent.pop(batch), event), now)
-            case KvSent(request) | KvFailed(request) if request in self._kept:
-                return self._turn(self._kv_left(event, now), now)
             case Unpaired() if not self._alone:
                 return self._turn(self._be_alone(now), now)
         return None

@@ -37,6 +37,9 @@ from squall.core.types import ROUTER, Nanos, ReplicaId, RequestId
 if TYPE_CHECKING:
     from squall.core.replica import Replica
 
+FOR_SOURCES = frozenset((Submitted, Cancelled, Disowned, LayersDone, HandedOver, NothingLeft, BatchFormed, ActivationsArrived,
+                         ActivationsFailed, KvArrived, KvFailed, LivePaired, Unpaired))  # fmt: skip
+"""What a source may have a say in."""
 ROUNDING = 16
 """Blocks set aside beyond those of a full batch of one prompt, since every prompt fills its last one in part."""
 
@@ -152,10 +155,16 @@ class LiveSource:
 
     def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction] | None:
         """None where the replica is to handle it as always."""
+        if type(event) not in FOR_SOURCES:
+            return None
+        if type(event) is Submitted:
+            if event.request.id in self._halves:
+                self._disown((event.request.id,))  # the router's latest word: it begins anew
+            return None
+        return self._handle_rarer(event, now)
+
+    def _handle_rarer(self, event: AnyEvent, now: Nanos) -> list[AnyAction] | None:
         match event:
-            case Submitted(request) if request.id in self._halves:
-                self._disown((request.id,))  # the router's latest word: it begins anew
-                return None
             case Cancelled(request):
                 return self._cancel(request, now) if request in self._halves else None
             case Disowned(requests) if any(request in self._halves for request in requests):

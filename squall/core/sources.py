@@ -7,7 +7,7 @@ are well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from squall.core.fleet import Fleet, Member, sender, senders
 from squall.core.fleet_plan import FleetPlan
@@ -20,6 +20,7 @@ from squall.errors import ConfigError
 SHUNNED_FOR: Nanos = 60 * SECOND
 """So long at least nobody loads from where a load did not come: longer where it was waited for longer, and doubled each time."""
 MOST_DOUBLINGS = 6
+GETS_WEIGHTS = (Phase.STARTING, Phase.LOADING)
 
 
 class Sources:
@@ -174,6 +175,20 @@ class Sources:
 
     def is_sound(self, member: Member) -> bool:
         """What was planned for it can still be done: whoever sends to it has the weights, or gets them."""
+        return self._is_sound(member, {})
+
+    def unsound(self, members: Iterable[Member]) -> list[Member]:
+        """Those of whom that cannot be said."""
+        known: dict[ReplicaId, bool] = {}  # whoever comes later in a chain asks those before
+        return [member for member in members if not self._is_sound(member, known)]
+
+    def _is_sound(self, member: Member, known: dict[ReplicaId, bool]) -> bool:
+        found = known.get(member.replica)
+        if found is None:
+            found = known[member.replica] = self._can_be_done(member, known)
+        return found
+
+    def _can_be_done(self, member: Member, known: dict[ReplicaId, bool]) -> bool:
         transfer = member.source
         if transfer is None:
             return False
@@ -181,8 +196,8 @@ class Sources:
         place = transfer.path.index(member.replica)
         if place and transfer.kind == "chain":
             before = members[transfer.path[place - 1]]
-            gets_them = not before.stopping and before.phase in (Phase.STARTING, Phase.LOADING) and before.source is transfer
-            return before.has_weights or (gets_them and self.is_sound(before))
+            gets_them = not before.stopping and before.life.phase in GETS_WEIGHTS and before.source is transfer
+            return before.has_weights or (gets_them and self._is_sound(before, known))
         return all(self._is_there(place) for place in (transfer.source, *transfer.more_sources))
 
     def _is_there(self, place: Place) -> bool:

@@ -8,9 +8,7 @@ the rest evenly. Whole nanoseconds, so that any ranges that make up the model co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from squall.core.actions import Chunk
@@ -18,21 +16,27 @@ from squall.core.types import Nanos
 from squall.perf.latency import UNITS_PER_NANO, BatchShape, LatencyModel
 
 
-class _Body(Struct, frozen=True):
+class _Body:
     """A step without its head."""
 
-    num_decodes: int
-    decode_context: int
-    chunks: Sequence[Chunk]
+    __slots__ = ("chunks", "decode_context", "num_decodes")
+
+    def __init__(self, num_decodes: int, decode_context: int, chunks: Sequence[Chunk]) -> None:
+        self.num_decodes = num_decodes
+        self.decode_context = decode_context
+        self.chunks = chunks
 
 
-class LayerPrices(NamedTuple):
+class LayerPrices:
     """What the layers of one batch cost: a step of it, that without the head, and of this what comes before the first layer."""
 
-    num_layers: int
-    whole: Nanos
-    body: Nanos
-    entry: Nanos
+    __slots__ = ("body", "entry", "num_layers", "whole")
+
+    def __init__(self, num_layers: int, whole: Nanos, body: Nanos, entry: Nanos) -> None:
+        self.num_layers = num_layers
+        self.whole = whole
+        self.body = body
+        self.entry = entry
 
     @classmethod
     def of(cls, latency: LatencyModel, shape: BatchShape, num_layers: int) -> LayerPrices:

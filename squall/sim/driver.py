@@ -55,8 +55,36 @@ MESSAGE: Final = 1  # between machines; these wait in a queue of their own, in t
 ARRIVAL: Final = 2  # of requests and cancellations, in the order given
 WAKE: Final = 3
 
+LOWEST: Final = -CONTROLLER
+"""What makes the least id of a machine 0."""
+
 WITHOUT_EFFECT: Final = frozenset((Abandon, Reserve, Evict, SwapIn))
 """Blocks are the machine's business: here they have no content. Whoever is swapped in goes on with the next `Join`, or chunk."""
+
+
+class Order:
+    """What is due when: an instant, a priority and a machine as one integer, which a heap compares three times as fast as tuples.
+
+    Args:
+        highest: no machine's id is above it.
+    """
+
+    __slots__ = ("at", "id", "priority")
+
+    def __init__(self, highest: MachineId) -> None:
+        self.priority = (highest + LOWEST).bit_length()
+        self.at = self.priority + WAKE.bit_length()
+        self.id = (1 << self.priority) - 1
+
+    def first(self, at: Nanos, priority: int) -> int:
+        """The least of that instant with that priority."""
+        return (at << self.at) + (priority << self.priority)
+
+    def of(self, at: Nanos, priority: int, id: MachineId) -> int:
+        return (at << self.at) + (priority << self.priority) + id + LOWEST
+
+    def read(self, due: int) -> tuple[Nanos, int, MachineId]:
+        return due >> self.at, due >> self.priority & WAKE, (due & self.id) - LOWEST
 
 
 class Driver:
@@ -108,10 +136,11 @@ class Driver:
         self._stages = stages or {}
         self._num_layers = num_layers
         self._engines: dict[ReplicaId, Engine] = {id: self._new_engine(id) for id in machines if id >= 0}
-        self._heap: list[tuple[Nanos, int, MachineId, int, AnyEvent | None]] = []
+        self._order = Order(loader.highest)
+        self._heap: list[int] = []
+        self._coming: dict[Nanos, deque[AnyEvent]] = {}  # requests that arrive because another one has ended
         self._messages: deque[tuple[MachineId, AnyEvent]] = deque()
         self._wakes: dict[MachineId, Nanos] = {}
-        self._sequence = 0
         self._past_steps = 0  # of engines that are no more
         self._fresh = set(self._engines)  # replicas whose machine has not been used
         self._in_vain = False  # nothing would ever come of those who wait
@@ -120,6 +149,7 @@ class Driver:
         self._enders: dict[MachineId, Engine | Loader] = {**self._engines, CONTROLLER: loader}
         self._at_hand = (
             self._heap, self._messages, self._machines, self._engines, self._enders, self._wakes, log, world.released, world.left,
+            self._order,
         )  # fmt: skip
         """What every event needs; `_follow` is called with each arrival."""
         loader.push = self._ask_loader
@@ -175,9 +205,9 @@ class Driver:
     def next_due(self) -> tuple[Nanos, int, MachineId] | None:
         """What would be delivered next: when, with which priority, and to whom."""
         heap = self._heap
-        if self._messages and not (heap and heap[0][:2] == (self.now, END)):
+        if self._messages and not (heap and heap[0] < self._order.first(self.now, MESSAGE)):
             return self.now, MESSAGE, self._messages[0][0]
-        return heap[0][:3] if heap else None
+        return self._order.read(heap[0]) if heap else None
 
     def is_done(self, at: Nanos) -> bool:
         """Nothing is left to happen at `at` or later that is of any use; see `in_vain_after`."""
@@ -208,25 +238,31 @@ class Driver:
 
         With `last` nothing else will be offered, and no more is delivered than is needed to end.
         """
-        heap, messages, machines, engines, enders, wakes, log, released, left = self._at_hand
+        heap, messages, machines, engines, enders, wakes, log, released, left, order = self._at_hand
         now, num_events = self.now, 0
+        ended, limit = order.first(now, MESSAGE), order.first(until[0], until[1])
         event: AnyEvent | None
         while True:
-            if messages and not (heap and heap[0][0] == now and heap[0][1] == END):
+            if messages and not (heap and heap[0] < ended):
                 id, event = messages.popleft()
-            elif heap and heap[0] < until:
-                at, priority, id, _, event = heappop(heap)
+            elif heap and heap[0] < limit:
+                at, priority, id = order.read(heappop(heap))
                 if last and id == CONTROLLER and (self._is_over() or self._is_in_vain(at)):
                     break
                 if priority == END:
                     event = enders[id].end(at)
                 elif priority == WAKE:
                     event = self._wake(id, at)
+                else:
+                    event = self._come(at)
                 if event is None:
                     if messages:
                         now = at  # the loader had something for a replica
+                        ended = order.first(now, MESSAGE)
                     continue
-                now = at
+                if at != now:
+                    now = at
+                    ended = order.first(now, MESSAGE)
             else:
                 break
             machine = machines[id]
@@ -236,7 +272,7 @@ class Driver:
                 log(now, id, event, actions)
             for action in actions:
                 if type(action) is RunSteps:
-                    heappush(heap, (engines[id].start(action, now), END, id, action.run, None))
+                    heappush(heap, order.of(engines[id].start(action, now), END, id))
                 elif type(action) is Send:
                     sent = action.event
                     if left and type(sent) is Submitted:
@@ -254,10 +290,17 @@ class Driver:
     def _let_go(self, now: Nanos) -> None:
         """Requests that waited for the end of another one arrive once their clients have thought."""
         for offered in self._world.released:
-            self._sequence += 1
             at = now + offered.think
-            heappush(self._heap, (at, ARRIVAL, ROUTER, self._sequence, self._world.arrival(offered, at)))
+            self._coming.setdefault(at, deque()).append(self._world.arrival(offered, at))
+            heappush(self._heap, self._order.of(at, ARRIVAL, ROUTER))
         self._world.released.clear()
+
+    def _come(self, at: Nanos) -> AnyEvent:
+        coming = self._coming[at]
+        event = coming.popleft()
+        if not coming:
+            del self._coming[at]
+        return event
 
     def _wake(self, id: MachineId, at: Nanos) -> Woke | None:
         """None where it is not wanted any more."""
@@ -271,24 +314,27 @@ class Driver:
             del self._wakes[id]
         elif self._wakes.get(id) != at:
             self._wakes[id] = at
-            self._sequence += 1
-            heappush(self._heap, (at, WAKE, id, self._sequence, None))
+            heappush(self._heap, self._order.of(at, WAKE, id))
 
     def _perform(self, id: MachineId, action: AnyAction, now: Nanos) -> None:
-        """The rarer actions."""
+        """The rarer actions, of these the most frequent first."""
+        if type(action) is Cut:
+            ends_at = self._engines[id].cut(action.run, now)
+            if ends_at is not None:
+                heappush(self._heap, self._order.of(ends_at, END, id))
+        elif type(action) is SendKv:
+            self._loader.send_kv(id, action, now)
+        elif type(action) is Join:
+            self._engines[id].join(action.requests, action.group)
+        elif type(action) is Hold:
+            self._engines[id].hold(action.requests)
+        elif type(action) is RunLayers:
+            heappush(self._heap, self._order.of(self._start_layers(id, action, now), END, id))
+        else:
+            self._perform_rarer(id, action, now)
+
+    def _perform_rarer(self, id: MachineId, action: AnyAction, now: Nanos) -> None:
         match action:
-            case SendKv():
-                self._loader.send_kv(id, action, now)
-            case Join(requests, group):
-                self._engines[id].join(requests, group)
-            case Hold(requests):
-                self._engines[id].hold(requests)
-            case Cut(run):
-                ends_at = self._engines[id].cut(run, now)
-                if ends_at is not None:
-                    heappush(self._heap, (ends_at, END, id, run, None))
-            case RunLayers():
-                heappush(self._heap, (self._start_layers(id, action, now), END, id, action.batch, None))
             case SendActivations():
                 self._loader.send_kv(id, action, now)
             case Preempt(requests) | SwapOut(requests):
@@ -317,8 +363,7 @@ class Driver:
         self._messages.append((replica, event))
 
     def _ask_loader(self, at: Nanos) -> None:
-        self._sequence += 1
-        heappush(self._heap, (at, END, CONTROLLER, self._sequence, None))
+        heappush(self._heap, self._order.of(at, END, CONTROLLER))
 
     def _begin_replica(self, replica: ReplicaId, now: Nanos) -> None:
         """A process knows nothing of the one before it: machine and engine are new."""
@@ -361,7 +406,7 @@ class Driver:
         latency = self._world.latency_of(replica)
         engine.latency = latency if times == 1 else Slowed(latency, times)
         if (ends_at := engine.cut_now(now)) is not None:
-            heappush(self._heap, (ends_at, END, replica, 0, None))
+            heappush(self._heap, self._order.of(ends_at, END, replica))
 
     def _continued(self, event: Submitted) -> Submitted:
         """A request whose replica died goes on with the tokens that its client has."""
@@ -381,7 +426,7 @@ class Driver:
         return any(
             id != CONTROLLER
             and (self._engines[id].ends(at) if priority == END else priority != WAKE or self._wakes.get(id) == at)
-            for at, priority, id, _, _ in self._heap
+            for at, priority, id in map(self._order.read, self._heap)
         )
 
     def _is_in_vain(self, at: Nanos) -> bool:

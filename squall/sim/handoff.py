@@ -24,8 +24,8 @@ PATIENCE: Nanos = 10 * SECOND
 Told = tuple[ReplicaId, AnyEvent]
 """An event, and the replica that hears of it."""
 
-End = tuple[ReplicaId, bool]
-"""One end of hand-offs: a replica as the one that sends (True) or receives."""
+End = int
+"""One end of hand-offs: a replica as the one that sends is its id, and as the one that receives ~id."""
 
 
 class KvShape(NamedTuple):
@@ -43,10 +43,10 @@ class KvShape(NamedTuple):
 
     def size(self, action: SendKv | SendActivations) -> int:
         """Bytes that one GPU sends; at least 1."""
-        if isinstance(action, SendActivations):
-            return max(1, self.activation * action.num_tokens)
-        last = action.last_layer or self.num_layers
-        return max(1, self.num_bytes * action.num_tokens * (last - action.first_layer) // self.num_layers)
+        if isinstance(action, SendKv):
+            last = action.last_layer or self.num_layers
+            return max(1, self.num_bytes * action.num_tokens * (last - action.first_layer) // self.num_layers)
+        return max(1, self.activation * action.num_tokens)
 
 
 def not_sent(action: SendKv | SendActivations) -> AnyEvent:
@@ -73,7 +73,7 @@ class Sending:
     def __init__(self, source: ReplicaId, action: SendKv | SendActivations, size: int, way: Way | None, now: Nanos) -> None:
         self.source = source
         self.action = action
-        self.ends: tuple[End, End] = (source, True), (action.to, False)
+        self.ends: tuple[End, End] = source, ~action.to
         self.size = size
         self.way = way
         self.num_bytes = size if way is None else size * len(way.paths)
@@ -83,10 +83,10 @@ class Sending:
 
     def sent(self, now: Nanos) -> Told:
         action = self.action
-        if isinstance(action, SendActivations):
-            return self.source, ActivationsSent(action.batch)
-        path = () if self.way is None else self.way.links
-        return self.source, KvSent(action.request, action.to, self.num_bytes, now - self.began_at, path)
+        if isinstance(action, SendKv):
+            path = () if self.way is None else self.way.links
+            return self.source, KvSent(action.request, action.to, self.num_bytes, now - self.began_at, path)
+        return self.source, ActivationsSent(action.batch)
 
     def failed(self) -> Told:
         return self.source, not_sent(self.action)

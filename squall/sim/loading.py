@@ -64,6 +64,7 @@ class Loader:
         kv: KV on its way between replicas; at once by default.
 
     Attributes:
+        highest: no replica's id is above it.
         push: set by the driver: it asks `end` at that instant.
         lost: set by the driver: the replica's engine is gone, with all that it did, since it died or was told to stop.
         tell_replica: set by the driver: a replica hears of it at this instant, as of a message.
@@ -85,6 +86,7 @@ class Loader:
         self.neighbours: Sequence[Loader] = ()
         self.roads = roads
         self.num_started = 0
+        self.highest = max(pools, default=0)
         self._pools = pools
         self._kv = KvMoves() if kv is None else kv
         self._delays = delays
@@ -156,7 +158,7 @@ class Loader:
         event = self._ready.popleft() if self._ready else None
         if self._ready:
             self.push(now)
-        if isinstance(event, ReplicaStopped):
+        if type(event) is ReplicaStopped:
             self._end_hold(event.replica, now)
         self._ask(now)
         return event

@@ -135,6 +135,7 @@ class WeightFlows:
     def on(self, arrived: Iterable[Arrived], now: Nanos) -> list[LayerIn]:
         """What the network has reported, in the words of weights; flows of others are passed over."""
         found: list[LayerIn] = []
+        whole = False
         for event in arrived:
             load = self._of_flow.get(event.flow)
             if load is None:
@@ -150,9 +151,10 @@ class WeightFlows:
             found.append(LayerIn(event.at, load.replica, None if last else load.first + at))
             if last:
                 self._end(load, event.at)
+                whole = True
             else:
                 self._had[load.replica] = load.first + at + 1
-        if found:
+        if whole:
             self._begin_waiting(now)
         return found
 

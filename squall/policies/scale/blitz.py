@@ -8,7 +8,6 @@ from math import ceil
 from typing import ClassVar
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from squall.core.fleet_view import Capacity, ScaleView, Wanted
 from squall.core.types import Role
@@ -23,28 +22,7 @@ from squall.policies.scale.needs import (
     refuse_unless_positive,
     stay,
 )
-
-
-class Target(Struct, frozen=True):
-    """A number of replicas between these two needs no change.
-
-    Attributes:
-        why: names the equation that asks for most.
-        one_by_one: a decision gives up one replica.
-    """
-
-    fewest: int
-    most: int
-    why: str = ""
-    one_by_one: bool = False
-
-    def step(self, count: int) -> int:
-        """What is to be added to `count`: into the middle of the target where it is below, down to its most where it is above."""
-        if count < self.fewest:
-            return (self.fewest + self.most + 1) // 2 - count
-        if count <= self.most:
-            return 0
-        return max(self.most - count, 1 - count, -1 if self.one_by_one else -count)
+from squall.policies.scale.targets import Target, between, both, one_by_one
 
 
 class Demand(Struct, frozen=True):
@@ -111,8 +89,8 @@ class Blitz(Struct, frozen=True, tag_field="kind", tag="blitz", forbid_unknown_f
         seen = self.demand(view, capacity)
         if Role.BOTH in view.roles:
             counted = present(view.roles[Role.BOTH])
-            target = _both(self._prefill_rate(seen, capacity), self._decode_memory(seen, capacity))
-            target = replace(target, one_by_one=True) if self.original else self._kept(target, view, capacity)
+            target = both(self._prefill_rate(seen, capacity), self._decode_memory(seen, capacity))
+            target = one_by_one(target) if self.original else self._kept(target, view, capacity)
             return Wanted({Role.BOTH: counted + target.step(counted)}, target.why)
         if capacity.transfer_tokens_per_s <= 0:
             return stay(view, "nobody knows how fast KV leaves a replica")
@@ -147,30 +125,17 @@ class Blitz(Struct, frozen=True, tag_field="kind", tag="blitz", forbid_unknown_f
         """The targets for prefill and for decode replicas of a disaggregated fleet."""
         leaves = capacity.transfer_tokens_per_s * (max(num_decodes, 1) if self.original else 1)
         why = f"KV to transfer: {seen.leaving_tokens} tokens"
-        kv = _target(seen.leaving_tokens, leaves, self.migration_lower_s, self.migration_upper_s, why)
+        kv = between(seen.leaving_tokens, leaves, self.migration_lower_s, self.migration_upper_s, why)
         prefill_kv = Target(kv.fewest, kv.fewest, why) if self.original else kv
-        prefill, decode = _both(self._prefill_rate(seen, capacity), prefill_kv), _both(self._decode_memory(seen, capacity), kv)
+        prefill, decode = both(self._prefill_rate(seen, capacity), prefill_kv), both(self._decode_memory(seen, capacity), kv)
         if self.original:
-            return replace(prefill, one_by_one=True), replace(decode, one_by_one=True)
+            return one_by_one(prefill), one_by_one(decode)
         return prefill, decode
 
     def _prefill_rate(self, seen: Demand, capacity: Capacity) -> Target:
         why = f"prompts that wait: {seen.prompt_tokens} tokens"
-        return _target(seen.prompt_tokens, capacity.prefill_tokens_per_s, self.prefill_lower_s, self.prefill_upper_s, why)
+        return between(seen.prompt_tokens, capacity.prefill_tokens_per_s, self.prefill_lower_s, self.prefill_upper_s, why)
 
     def _decode_memory(self, seen: Demand, capacity: Capacity) -> Target:
         why = f"KV promised: {seen.used_blocks} blocks"
-        return _target(seen.used_blocks, capacity.num_blocks, self.decode_lower, self.decode_upper, why)
-
-
-def _target(amount: int, of_one: float, lower: float, upper: float, why: str) -> Target:
-    """So many that each of them has between `lower` and `upper` times what one replica is good for."""
-    return Target(ceil(amount / upper / of_one), ceil(amount / lower / of_one), why)
-
-
-def _both(one: Target, other: Target) -> Target:
-    """What satisfies both."""
-    asks_more = max(one, other, key=lambda target: (target.fewest, target.most))
-    fewest = asks_more.fewest
-    most = max(one.most, other.most, fewest)
-    return Target(fewest, most, f"{asks_more.why}, {fewest} to {most} wanted")
+        return between(seen.used_blocks, capacity.num_blocks, self.decode_lower, self.decode_upper, why)

@@ -8,6 +8,8 @@ from math import ceil
 from squall.core.fleet_view import Capacity, RoleView, ScaleView, Wanted
 from squall.core.types import Role
 
+BOTH, PREFILL, DECODE = Role.BOTH, Role.PREFILL, Role.DECODE  # a member looked up in its class takes as long as a call
+
 
 def present(seen: RoleView) -> int:
     """Replicas that work or are on their way; not those that are leaving, or have left."""
@@ -21,12 +23,12 @@ def stay(view: ScaleView, why: str) -> Wanted:
 
 def computing(view: ScaleView) -> RoleView:
     """The role that computes prompts: PREFILL, or BOTH."""
-    return view.roles[Role.BOTH] if Role.BOTH in view.roles else view.roles[Role.PREFILL]
+    return view.roles[BOTH] if BOTH in view.roles else view.roles[PREFILL]
 
 
 def keeping(view: ScaleView) -> RoleView:
     """The role that keeps KV while answers grow: DECODE, or BOTH."""
-    return view.roles[Role.BOTH] if Role.BOTH in view.roles else view.roles[Role.DECODE]
+    return view.roles[BOTH] if BOTH in view.roles else view.roles[DECODE]
 
 
 def backlog_tokens(seen: RoleView) -> int:
