@@ -49,7 +49,7 @@ ALIKE = 1.5
 """Times between tokens of both runs are within this factor of each other, unless the machine had other work in one of them."""
 
 LOADS = (2.0, 1.5, 1.0, 0.75, 0.5, 0.35, 0.25)
-"""How bursty minutes differ: times the rate of `_bursts`."""
+"""How bursty minutes differ: times the rate of `bursts`."""
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
@@ -65,7 +65,7 @@ def demo(out: Path | None, port: int, say: Say, *, profile_s: float = 45.0, load
     place = place_for("demo", None if out is None else str(out))
     say("1/5  the embedded model")
     pull("smollm2", lambda line: say(f"     {line}"))
-    config = configuration.load(None, [*SETTINGS, f"serve.port={port}", *_bursts(1.0, load_s)])
+    config = configuration.load(None, [*SETTINGS, f"serve.port={port}", *bursts(1.0, load_s)])
     place.mkdir(parents=True)
 
     engines = num_sharing(config)
@@ -100,8 +100,8 @@ def kept_unless_empty(place: Path) -> Iterator[None]:
         raise
 
 
-def _bursts(load: float, seconds: float) -> list[str]:
-    """A burst of five times the quiet rate ends every third of the time."""
+def bursts(load: float, seconds: float) -> list[str]:
+    """Settings: `load` requests a second on the whole; a burst of five times the quiet rate ends every third of the time."""
     period, quiet = seconds / 3, 0.5 * load
     burst = f"rate_rps={quiet}, burst_rps={5 * quiet}, burst_s={period / 4}, period_s={period}"
     return [f"workload.duration_s={seconds}", f'workload.arrivals={{kind="bursts", {burst}}}']
@@ -114,7 +114,7 @@ def _as_busy_as_fits(measured: Path, port: int, seconds: float, say: Say) -> Con
     """
     latency = ["latency.kind=profile", f"latency.path={json.dumps(str(measured))}", f"serve.port={port}"]
     for load in LOADS:
-        config = configuration.load(None, [*SETTINGS, *latency, *_bursts(load, seconds)])
+        config = configuration.load(None, [*SETTINGS, *latency, *bursts(load, seconds)])
         expected = summarise(rehearse(config), config.slo, None)
         if expected.ttft_s is not None and config.slo.ttft_s is not None and expected.ttft_s.p90 <= config.slo.ttft_s:
             verdict = "this machine can take"
