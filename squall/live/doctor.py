@@ -19,11 +19,12 @@ import msgspec
 from msgspec import Struct
 
 from squall.cores import num_cores
-from squall.errors import ModelError, SquallError, TransferFailed
-from squall.extras import INSTALL, missing
+from squall.errors import ConfigError, ModelError, SquallError, TransferFailed
+from squall.extras import INSTALL, install, missing
 
 if TYPE_CHECKING:
     from squall.live.engine.devices import Device
+    from squall.live.transport.endpoint import Endpoint
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -225,21 +226,34 @@ def why_not_lent(device: "Device", borrower: str) -> str | None:
 
 
 def _transport() -> Iterator[Finding]:
-    """A megabyte from ourselves to ourselves, over each backend."""
+    """A megabyte from one peer to another, both here, over each backend."""
     from squall.live.transport.endpoint import Endpoint
+
+    yield from _transported(Endpoint("giver", "doctor"), Endpoint("taker", "doctor", listen=None))
+    if importlib.util.find_spec("nixl") is None:
+        yield Finding("transport (nixl)", "ok", f"not installed; a network with RDMA needs it ({install('nixl')})")
+        return
+    try:
+        peers = [Endpoint(name, "doctor", local=False, nixl=True) for name in ("giver", "taker")]
+    except ConfigError as error:
+        yield Finding("transport (nixl)", "warn", str(error), 'serve.transport = "auto" and "tcp" do without')
+        return
+    yield from _transported(*peers)
+
+
+def _transported(giver: "Endpoint", taker: "Endpoint") -> Iterator[Finding]:
     from squall.live.transport.memory import SharedMemory
     from squall.live.transport.region import Region
 
     memory = SharedMemory(1 << 20)
     memory.view[:] = os.urandom(1 << 20)
-    endpoint = Endpoint("doctor", "doctor")
-    endpoint.register(Region("probe", memory))
+    giver.register(Region("probe", memory))
     try:
-        for address in endpoint.addresses:
+        for address in giver.addresses:
             kind = address.partition(":")[0]
             into = Region("copy", memoryview(bytearray(1 << 20)))
             try:
-                link = endpoint.connect(address)
+                link = taker.connect(address)
                 link.open("probe")
                 link.read("probe", [(0, len(into.memory))], into)
                 link.close()
@@ -254,7 +268,8 @@ def _transport() -> Iterator[Finding]:
                 "" if right else "test the memory",
             )
     finally:
-        endpoint.close()
+        taker.close()
+        giver.close()
 
 
 def _shared_memory() -> Iterator[Finding]:

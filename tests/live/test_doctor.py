@@ -1,6 +1,8 @@
 """What the doctor finds, on this machine and on worse ones."""
 
+import importlib.util
 import resource
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from squall.extras import INSTALL
 from squall.live import doctor, models
 from squall.live.doctor import Finding, examine
 from squall.live.engine.devices import Room, Shared
+from tests.live.transport.conftest import NIXL
 
 
 def find(subject: str) -> Finding:
@@ -73,6 +76,28 @@ def test_cards_for_rdma_are_found_and_a_memory_limit_is_in_their_way(tmp_path: P
     assert "mlx5_0, mlx5_1" in find("RDMA").said
     assert find("locked memory").fix == "--ulimit memlock=-1, --cap-add IPC_LOCK"
     assert find("container").said.startswith("0.5 cores may be used")
+
+
+@NIXL
+def test_nixl_moves_bytes_where_it_is_installed() -> None:
+    assert find("transport (nixl)").said == "works"
+
+
+def test_without_nixl_it_is_named_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "nixl" else there(name))
+    finding = find("transport (nixl)")
+    assert (finding.verdict, finding.fix) == ("ok", "")
+    assert finding.said.startswith("not installed; a network with RDMA needs it (pip install 'squall[nixl]'")
+
+
+def test_nixl_that_is_installed_and_cannot_be_used_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: there("json" if name == "nixl" else name))
+    monkeypatch.setitem(sys.modules, "nixl", None)  # what an import then raises is that it is not there
+    finding = find("transport (nixl)")
+    assert finding.verdict == "warn"
+    assert finding.said.startswith("NIXL is not installed here")
 
 
 def test_a_second_process_maps_what_is_lent_and_says_why_where_it_cannot() -> None:

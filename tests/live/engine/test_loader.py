@@ -129,7 +129,9 @@ def test_layers_are_ready_one_by_one_as_they_come_from_a_peer(tiny: Path, backen
         target.close()
 
 
-def test_another_number_type_or_shard_is_refused_by_name(tiny: Path) -> None:
+def test_another_number_type_or_shard_is_refused_by_name_and_both_sides_say_so(
+    tiny: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     source, target = Endpoint("source", "t"), Endpoint("target", "t")
     try:
         source.register(loaded(tiny).arena.region)
@@ -138,6 +140,7 @@ def test_another_number_type_or_shard_is_refused_by_name(tiny: Path) -> None:
                 TransferFailed, match=r"source holds .* in float32, shard 0 of 1 .*; target wants .* in (bfloat|float)"
             ):
                 load_from_peers(weights, target, [Source(source.addresses)])
+        assert caplog.text.count("source refused target: source holds") == 2
         with pytest.raises(TransferFailed, match=r"source has no region 'weights 1'; it has weights$"):
             load_from_peers(room(tiny, shard=Shard(1, 2)), target, [Source(source.addresses)])
     finally:

@@ -357,10 +357,11 @@ def test_a_source_with_other_weights_of_the_same_shape_is_not_mixed_in(node: Nod
         Fetch(node("target"), here, sources).run()
 
 
-def test_another_model_is_refused(node: Node) -> None:
+def test_another_model_is_refused_and_both_sides_say_so(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     source = node("source", [fill(make_region(fingerprint="Llama in fp16"))])
     with pytest.raises(TransferFailed, match="source holds Llama in fp16; target wants a model"):
         Fetch(node("target"), make_region(), [Source(source.addresses)]).run()
+    assert "source refused target: source holds Llama in fp16; target wants a model" in caplog.text
 
 
 def test_plans_name_predecessors_first_and_sources_last() -> None:
