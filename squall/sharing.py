@@ -7,7 +7,7 @@ memory and nodes are everybody's. Knows keys, and nothing of how fleets run.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -131,14 +131,25 @@ def _check_size(config: Config, file: str) -> None:
         )
 
 
-def first_places(configs: Sequence[Config], found: Sequence[Share]) -> list[list[ReplicaId]]:
-    """Where the fleets begin, one after the other, each in the lowest places that are left. Raises ConfigError: too few are."""
+def first_places(
+    configs: Sequence[Config], found: Sequence[Share], kept: Sequence[Collection[ReplicaId]] = ()
+) -> list[list[ReplicaId]]:
+    """Where the fleets begin, one after the other, each in the lowest places that are left. Raises ConfigError: too few are.
+
+    `kept` are places where each fleet has something already: it takes these first, and those of others last.
+    """
+    of_all = [plain_plan(config, share).slots for config, share in zip(configs, found, strict=True)]
+    there = [
+        {replica: frozenset(slots.gpus(replica)) for replica in each if replica < slots.num}
+        for each, slots in zip(kept or [()] * len(of_all), of_all, strict=True)
+    ]
     taken: set[int] = set()
     begin: list[list[ReplicaId]] = []
-    for config, share in zip(configs, found, strict=True):
-        slots = plain_plan(config, share).slots
+    for config, slots, own in zip(configs, of_all, there, strict=True):
+        theirs = {gpu for each in there if each is not own for gpus in each.values() for gpu in gpus}
         free = [replica for replica in range(slots.num) if taken.isdisjoint(slots.gpus(replica))]
-        places = free[: config.fleet.num_initial]
+        free.sort(key=lambda replica: (replica not in own, not theirs.isdisjoint(slots.gpus(replica))))
+        places = sorted(free[: config.fleet.num_initial])
         if len(places) < config.fleet.num_initial:
             wanted = ", ".join(f"{name_of(each)} {each.fleet.num_initial} x {_gpus(each)}" for each in configs)
             raise ConfigError(

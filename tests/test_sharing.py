@@ -10,7 +10,7 @@ from squall.errors import ConfigError
 from squall.fleet_tables import Fault
 from squall.report.cluster import CLUSTER, GPUS
 from squall.report.run import REPORT
-from squall.sharing import FILES, name_of, shares, with_faults_dealt_out
+from squall.sharing import FILES, first_places, name_of, shares, with_faults_dealt_out
 
 BASE = ("model.name=llama-3-8b", "cluster.gpu=a100-80g", "cluster.gpus_per_node=4")
 
@@ -54,6 +54,23 @@ def test_a_fleet_of_two_roles_needs_the_least_of_both() -> None:
 def test_what_cannot_be_together_is_said_in_one_line(chat: list[str], code: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         shares(loaded(chat, code), ["a.toml", "b.toml"])
+
+
+def test_fleets_begin_where_they_have_something_and_leave_to_others_what_is_theirs() -> None:
+    configs = loaded(["fleet.replicas={min=1, max=4}"], ["fleet.replicas={min=1, max=4}"])
+    found = shares(configs, ["a", "b"])
+    assert first_places(configs, found) == [[0], [1]]
+    assert first_places(configs, found, [[2, 9], []]) == [[2], [0]]
+    assert first_places(configs, found, [[], [1, 0]]) == [[2], [0]]
+    assert first_places(configs, found, [[0, 3], [3]]) == [[0], [3]]
+
+
+def test_what_a_fleet_has_may_lie_in_the_way_of_another() -> None:
+    configs = loaded(["fleet.replicas={min=1, max=4, initial=2}"], ["fleet.replicas=1", "replica.tp=2"])
+    found = shares(configs, ["a", "b"])
+    assert first_places(configs, found, [[1], []]) == [[0, 1], [1]]
+    with pytest.raises(ConfigError, match="leave no place for all of m1"):
+        first_places(configs, found, [[3], []])
 
 
 def test_on_a_cpu_places_are_counted_too() -> None:

@@ -49,6 +49,7 @@ class Slots(Struct, frozen=True):
         nodes_per_leaf: nodes that hang on one leaf switch; 0 = all.
         nic_bytes_per_s, link_bytes_per_s: what one replica's GPUs together send to other nodes, and inside their domain.
         shared: where other fleets have GPUs of the same cluster, so that a slot may be taken by them.
+        first: those that are taken before their equals, as something of the fleet is there already.
     """
 
     num: int
@@ -59,6 +60,7 @@ class Slots(Struct, frozen=True):
     nic_bytes_per_s: float = 0.0
     link_bytes_per_s: float = 0.0
     shared: Share | None = None
+    first: tuple[ReplicaId, ...] = ()
 
     def node(self, replica: ReplicaId) -> int:
         """The (first) node of a slot."""

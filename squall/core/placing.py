@@ -19,7 +19,7 @@ def free_slots(
 ) -> list[ReplicaId]:
     """Up to `count` slots where a replica can be started now, those first that its weights reach soonest.
 
-    Inside an NVLink domain that has them, then on a node whose DRAM has them; among equals, the lowest.
+    Inside an NVLink domain that has them, then on a node whose DRAM has them; among equals, `Slots.first`, then the lowest.
     """
     free: list[ReplicaId] = []
     for replica in range(fleet.slots.num):
@@ -32,7 +32,11 @@ def free_slots(
     holders = [member for member in fleet.members.values() if member.has_weights]
     domains = {member.domain for member in holders} if slots.per_domain > 1 else set()
     hosts = host_copies()
-    return nsmallest(count, free, key=lambda slot: (slots.domain(slot) not in domains, slots.node(slot) not in hosts, slot))
+
+    def farness(slot: ReplicaId) -> tuple[bool, bool, bool, ReplicaId]:
+        return slots.domain(slot) not in domains, slots.node(slot) not in hosts, slot not in slots.first, slot
+
+    return nsmallest(count, free, key=farness)
 
 
 def least_disturbing(state: RoleState, count: int) -> list[Member]:

@@ -139,6 +139,11 @@ class Estate(StateFolder):
             self.clear()
         super().__exit__(kind, error, trace)
 
+    @property
+    def places(self) -> list[ReplicaId]:
+        """Where survivors hold what no other replica's worker does: those that share a process, share it wherever they are."""
+        return [replica for survivor in self.survivors for replica in survivor.left.replicas if len(survivor.left.replicas) == 1]
+
     def keep(self, wanted: Collection[ReplicaId]) -> None:
         """Survivors of which none of these replicas is end now, and have ended when this returns: others may need their GPUs."""
         useless = [survivor for survivor in self.survivors if not set(survivor.left.replicas).intersection(wanted)]

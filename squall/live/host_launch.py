@@ -119,6 +119,7 @@ class HostsLauncher:
         roster: Roster | None = None,
     ) -> None:  # fmt: skip
         self._table = table
+        self._models = tuple(models)
         self._say = say
         self._fleet = fleet
         self._roster = roster
@@ -164,12 +165,14 @@ class HostsLauncher:
         agent = await (self._reached(host) if self._table.launch == "ssh" else self._until_called(host))
         address = await agent.ask("start", slot, timeout_s=START_TIMEOUT_S + SILENCE_S)
         host.started[slot] = address
+        self._note_places()
         return address
 
     async def stop(self, slot: Slot) -> None:
         host = self._at[slot]
         host.started.pop(slot, None)
         await self._tell(host, "stop", slot)
+        self._note_places()
 
     async def kill(self, address: str) -> None:
         for host in self._hosts.values():
@@ -178,6 +181,7 @@ class HostsLauncher:
                 del host.started[slot]
             if here:
                 await self._tell(host, "kill", here[0], address)
+                self._note_places()
 
     async def close(self) -> None:
         """The agents are told, and end with their workers. Idempotent."""
@@ -204,6 +208,15 @@ class HostsLauncher:
         self._listener.close()
         for host in self._hosts.values():
             host.end(0.0)
+
+    def _note_places(self) -> None:
+        """Another head may then begin where the workers are."""
+        if self._roster is not None:
+            slots = sorted(slot for host in self._hosts.values() for slot, address in host.started.items() if address)
+            of_each = {model.name: number for number, model in enumerate(self._models)}
+            self._roster.note_places(
+                {name: tuple(replica for at, replica in slots if at == number) for name, number in of_each.items()}
+            )
 
     @property
     def _watches(self) -> list[Watch]:

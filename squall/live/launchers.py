@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from squall import config as configuration
 from squall.config import Config
 from squall.core.fleet_plan import FleetPlan, Slots
 from squall.core.types import ReplicaId
+from squall.errors import ConfigError
 from squall.live.estate import Estate
 from squall.live.folder import Say, logs_of
 from squall.live.launch import FleetLauncher, LocalLauncher, Place
 from squall.live.served import ServedModel
 from squall.live.succession import estate_of, fleet_of, roster_of
 from squall.quantities import counted
+from squall.sharing import first_places
 
 
 class Fleet(NamedTuple):
@@ -44,37 +48,55 @@ def about(fleet: Fleet, fleets: Sequence[Fleet], say: Say) -> Say:
 
 
 @contextlib.contextmanager
-def launchers_of(fleets: Sequence[Fleet], say: Say) -> Iterator[list[FleetLauncher]]:
-    """Of each fleet. What an earlier head has left is taken over, for as long as the block lasts."""
+def launchers_of(fleets: Sequence[Fleet], say: Say) -> Iterator[list[tuple[Fleet, FleetLauncher]]]:
+    """Of each fleet, for as long as the block lasts. What an earlier head has left is taken over: several begin where that is."""
     kind = fleets[0].config.launcher.kind
     with contextlib.ExitStack() as held:
         if kind == "hosts":
             yield held.enter_context(_on_hosts(fleets, say))
         elif kind == "ray":
-            yield [_on_ray(fleet.config) for fleet in fleets]
+            yield [(fleet, _on_ray(fleet.config)) for fleet in fleets]
         else:
-            estates = [held.enter_context(_estate(fleet, fleets, say) or contextlib.nullcontext()) for fleet in fleets]
-            yield [_here(fleet, estate) for fleet, estate in zip(fleets, estates, strict=True)]
+            yield held.enter_context(_here(fleets, say))
+
+
+def _name_of(fleet: Fleet, fleets: Sequence[Fleet]) -> str:
+    """Among several."""
+    return fleet.directory.name if len(fleets) > 1 else ""
+
+
+def _placed(fleets: Sequence[Fleet], kept: Sequence[Collection[ReplicaId]]) -> Sequence[Fleet]:
+    """Several fleets begin where they have workers, as many of them as they begin with; else where they would without any."""
+    if len(fleets) == 1 or not any(kept):
+        return fleets
+    shares = [fleet.plan.slots.shared for fleet in fleets]
+    try:
+        begin = first_places([fleet.config for fleet in fleets], [share for share in shares if share is not None], kept)
+    except ConfigError:  # what is kept lies in the way of a larger one
+        return fleets
+    return [
+        fleet._replace(begin=at, plan=replace(fleet.plan, slots=replace(fleet.plan.slots, first=tuple(at))))
+        for fleet, at in zip(fleets, begin, strict=True)
+    ]
 
 
 @contextlib.contextmanager
-def _on_hosts(fleets: Sequence[Fleet], say: Say) -> Iterator[list[FleetLauncher]]:
+def _on_hosts(fleets: Sequence[Fleet], say: Say) -> Iterator[list[tuple[Fleet, FleetLauncher]]]:
     """All fleets share the hosts, and what is left there."""
     from squall.live.host_launch import HostsLauncher
     from squall.live.remote import Model
 
     configs = [fleet.config for fleet in fleets]
+    names = [_name_of(fleet, fleets) for fleet in fleets]
     models = [
-        Model(
-            configuration.dumps(config), _gpus_of(config), _is_shared(config), fleet.directory.name if len(fleets) > 1 else "",
-            config.launcher.warm,
-        )
-        for fleet, config in zip(fleets, configs, strict=True)
-    ]  # fmt: skip
+        Model(configuration.dumps(config), _gpus_of(config), _is_shared(config), name, config.launcher.warm)
+        for name, config in zip(names, configs, strict=True)
+    ]
     with roster_of(configs[0], say) or contextlib.nullcontext() as roster:
+        placed = fleets if roster is None else _placed(fleets, [roster.places.get(name, ()) for name in names])
         launcher = HostsLauncher(configs[0].launcher, models, say=say, fleet=fleet_of(*configs), roster=roster)
         try:
-            yield list(launcher.fleets)
+            yield list(zip(placed, launcher.fleets, strict=True))
         finally:
             launcher.kill_all()
 
@@ -86,25 +108,32 @@ def _on_ray(config: Config) -> FleetLauncher:
     return RayLauncher(config.launcher, configuration.dumps(config), _gpus_of(config), on_gpu=on_gpu)
 
 
-def _estate(fleet: Fleet, fleets: Sequence[Fleet], say: Say) -> Estate | None:
-    """What an earlier head has left of the fleet on this machine; where there are other fleets, in the places where it begins."""
-    alone = len(fleets) == 1
-    estate = estate_of(fleet.config, say, "" if alone else fleet.directory.name)
-    if estate is not None:
-        if not alone:
-            estate.keep(fleet.begin)
-        if estate.survivors:
-            about(fleet, fleets, say)(f"taken over from an earlier head: {counted(len(estate.survivors), 'worker')}")
-    return estate
+@contextlib.contextmanager
+def _here(fleets: Sequence[Fleet], say: Say) -> Iterator[list[tuple[Fleet, FleetLauncher]]]:
+    """What is left of each fleet on this machine is its own; where there are several, only in the places where it begins."""
+    with contextlib.ExitStack() as held:
+        estates = [
+            held.enter_context(estate_of(fleet.config, say, _name_of(fleet, fleets)) or contextlib.nullcontext())
+            for fleet in fleets
+        ]
+        launchers: list[tuple[Fleet, FleetLauncher]] = []
+        placed = _placed(fleets, [() if estate is None else estate.places for estate in estates])
+        for fleet, estate in zip(placed, estates, strict=True):
+            if estate is not None and len(fleets) > 1:
+                estate.keep(fleet.begin)
+        for fleet, estate in zip(placed, estates, strict=True):
+            if estate is not None and estate.survivors:
+                about(fleet, fleets, say)(f"taken over from an earlier head: {counted(len(estate.survivors), 'worker')}")
+            launchers.append((fleet, _local(fleet, estate)))
+        yield launchers
 
 
-def _here(fleet: Fleet, estate: Estate | None) -> FleetLauncher:
+def _local(fleet: Fleet, estate: Estate | None) -> FleetLauncher:
     """A process for each replica that there may be. Emulated ones share one: they sleep nearly all the time."""
     config, replicas = fleet.config, range(fleet.plan.slots.num)
     groups = [tuple(replicas)] if _is_shared(config) else [(replica,) for replica in replicas]
-    places = (
-        own_gpus(fleet.plan.slots, _gpus_of(config)) if config.serve.engine == "torch" and config.serve.device == "cuda" else ()
-    )
+    on_gpus = config.serve.engine == "torch" and config.serve.device == "cuda"
+    places = own_gpus(fleet.plan.slots, _gpus_of(config)) if on_gpus else ()
     logs, warm = logs_of(fleet.directory), config.launcher.warm
     return LocalLauncher(fleet.directory / "config.toml", logs, groups, places=places, warm=warm, estate=estate)
 

@@ -6,11 +6,12 @@ Knows hosts by name, and no process: whether an agent is still there shows when 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from squall.core.types import ReplicaId
 from squall.live.state import StateFolder
 
 FILE = "agents.json"
@@ -19,6 +20,7 @@ FILE = "agents.json"
 class _Roster(Struct, frozen=True):
     token: str
     hosts: tuple[str, ...] = ()
+    places: dict[str, tuple[ReplicaId, ...]] = field(default_factory=dict)
 
 
 class Roster(StateFolder):
@@ -34,6 +36,7 @@ class Roster(StateFolder):
     Attributes:
         token: what all agents and workers know; the last head's, where it left one.
         hosts: whose agents may dial again.
+        places: of the replicas of each model that ran there, by its name.
 
     Raises ConfigError: the folder cannot be used, or another head holds it.
     """
@@ -44,6 +47,7 @@ class Roster(StateFolder):
         found = self.read(_Roster) or _Roster(secrets.token_hex(32))
         self.token = found.token
         self.hosts = frozenset(found.hosts)
+        self.places: Mapping[str, tuple[ReplicaId, ...]] = found.places
         self._is_written = False
 
     def note(self, host: str | None = None) -> bool:
@@ -51,5 +55,16 @@ class Roster(StateFolder):
         if host is not None and host not in self.hosts:
             self.hosts |= {host}
             self._is_written = False
-        self._is_written = self._is_written or self.write(_Roster(self.token, tuple(sorted(self.hosts))))
+        return self._write()
+
+    def note_places(self, places: Mapping[str, tuple[ReplicaId, ...]]) -> None:
+        """Replicas run there now."""
+        if places != self.places:
+            self.places = places
+            self._is_written = False
+            self._write()
+
+    def _write(self) -> bool:
+        found = _Roster(self.token, tuple(sorted(self.hosts)), dict(self.places))
+        self._is_written = self._is_written or self.write(found)
         return self._is_written

@@ -98,39 +98,37 @@ def _run(fleets: Sequence[Fleet], directory: Path, say: Say, began: float) -> No
         first = fleets[0].config.serve
         listener = held.enter_context(contextlib.closing(_listen(first.host, first.port)))
         launched = held.enter_context(_all_launched(fleets, directory, say))
-        run(_serve(fleets, launched, listener, say, began))
+        run(_serve(launched, listener, say, began))
 
 
-Launched = tuple["FleetLauncher", Path]
-"""Who starts a fleet's workers, and the folder of their logs."""
+Launched = tuple[Fleet, FleetLauncher]
+"""A fleet, and who starts its workers."""
 
 
 @contextlib.contextmanager
 def _all_launched(fleets: Sequence[Fleet], directory: Path, say: Say) -> Iterator[list[Launched]]:
     """The run directory and the first processes of all. Where those of one cannot be had, nothing is left of the others'."""
     with new_folder(directory), contextlib.ExitStack() as beginning:
-        launchers = beginning.enter_context(launchers_of(fleets, say))
-        launched = [
-            beginning.enter_context(_launched(fleet, launcher, say)) for fleet, launcher in zip(fleets, launchers, strict=True)
-        ]
+        launched = beginning.enter_context(launchers_of(fleets, say))
+        for fleet, launcher in launched:
+            beginning.enter_context(_begun(fleet, launcher, say))
         held = beginning.pop_all()
     with held:
         yield launched
 
 
 @contextlib.contextmanager
-def _launched(fleet: Fleet, launcher: FleetLauncher, say: Say) -> Iterator[Launched]:
+def _begun(fleet: Fleet, launcher: FleetLauncher, say: Say) -> Iterator[None]:
     """What a fleet has in the run directory and its first processes, which end with the block."""
-    logs = logs_of(fleet.directory)
     fill_folder(fleet.directory, fleet.config)
     try:
         launcher.prepare(fleet.begin)
-        yield launcher, logs
+        yield
     finally:
         launcher.kill_all()
         HostCopies().sweep(unused=True)
         if fleet.config.serve.event_log:
-            merge_logs(logs, fleet.directory / "events.jsonl.zst", say)
+            merge_logs(logs_of(fleet.directory), fleet.directory / "events.jsonl.zst", say)
 
 
 def _check_shareable(first: Config, config: Config, file: str, other: str) -> None:
@@ -191,7 +189,7 @@ def _plan(config: Config, model: ServedModel, share: Share | None) -> FleetPlan:
     return served_plan(config, model) if share is None else shared_plan(config, model, share)
 
 
-async def _serve(fleets: Sequence[Fleet], launched: Sequence[Launched], listener: socket.socket, say: Say, began: float) -> None:
+async def _serve(launched: Sequence[Launched], listener: socket.socket, say: Say, began: float) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a connection that ends is no news to a person
     import uvicorn  # only now: the workers are starting meanwhile
 
@@ -199,6 +197,7 @@ async def _serve(fleets: Sequence[Fleet], launched: Sequence[Launched], listener
     from squall.live.api.connections import Connections, room_for_clients
     from squall.live.head import Head
 
+    fleets = [fleet for fleet, _ in launched]
     config = fleets[0].config
     tracer = None
     if config.serve.otlp_endpoint is not None:
@@ -206,9 +205,9 @@ async def _serve(fleets: Sequence[Fleet], launched: Sequence[Launched], listener
 
         tracer = open_tracer(config.serve.otlp_endpoint, say)
     heads, logs = [], []
-    for fleet, (launcher, folder) in zip(fleets, launched, strict=True):
+    for fleet, launcher in launched:
         model, tell = fleet.model, about(fleet, fleets, say)
-        log = open_head_log(fleet.config, folder, tell)
+        log = open_head_log(fleet.config, logs_of(fleet.directory), tell)
         logs.append(log)
         head = Head(fleet.config, model.names, model.tokenizer(), model.max_model_len, launcher, log, tell, plan=fleet.plan)
         if fleet.config.launcher.kind == "hosts":
@@ -227,7 +226,7 @@ async def _serve(fleets: Sequence[Fleet], launched: Sequence[Launched], listener
         timeout_graceful_shutdown=LAST_BYTES_S,
     )
     server = _server(settings)
-    for head, (launcher, _) in zip(heads, launched, strict=True):
+    for head, (_, launcher) in zip(heads, launched, strict=True):
         launcher.attend()
         head.start()
     sweeping = asyncio.create_task(_sweep())

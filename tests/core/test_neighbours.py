@@ -5,6 +5,7 @@ from collections import deque
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from squall.core.actions import AnyAction, Decided, LoadWeights, Send, StartReplica, StopReplica, TellNeighbours, WarmReplica
 from squall.core.controller import Controller
@@ -134,6 +135,13 @@ def test_who_waits_for_gpus_is_woken_by_whoever_gives_them_back() -> None:
     assert (len(first.gpus), len(second.gpus)) == (7, 1)
     assert second.controller.gpus == (1, 2)
     assert [event for at, _, event, _ in second.log if at == SECOND // 2][:2] == [GpusHeld(0, tuple(range(7))), Woke()]
+
+
+def test_a_fleet_begins_in_the_places_that_its_plan_names_first() -> None:
+    named = plan(0, (0, 0), 1, 0)
+    body = Body(replace(named, slots=replace(named.slots, first=(6, 3))), 3)
+    body.tell(Woke(), 0)
+    assert body.running == {0, 3, 6}
 
 
 def test_the_target_says_that_there_is_no_place_and_is_raised_when_there_is() -> None:

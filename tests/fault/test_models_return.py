@@ -119,6 +119,34 @@ def test_the_next_head_takes_the_workers_of_all_models_on_hosts_over(
     assert all(map(is_gone, (*agents.values(), *workers["alpha"])))
 
 
+def test_fleets_begin_where_their_workers_are_and_what_they_do_not_begin_with_ends(
+    server: Any, hosts: Hosts, files: Sequence[Path], tmp_path: Path
+) -> None:
+    """Each host has one process for all emulated replicas of a model."""
+    with server(*hosts.of_two_devices, files=files) as subject:
+        scale(subject.url, "chat", 0)
+        until(lambda: fleets(subject.url)["chat"]["gpus"]["held"] == 0)
+        scale(subject.url, "code", 2)
+        until(lambda: places(subject.url) == {"chat": [], "code": [0, 1]})
+        scale(subject.url, "chat", 1)
+        until(lambda: places(subject.url) == {"chat": [2], "code": [0, 1]})
+        first = hosts.workers()
+        assert {host: len(pids) for host, pids in first.items()} == {"alpha": 1, "beta": 1}
+        kill(subject)
+    with server(*hosts.of_two_devices, files=files, out=tmp_path / "second") as subject:
+        assert places(subject.url) == {"chat": [2], "code": [0]}
+        assert hosts.workers() == first
+        scale(subject.url, "chat", 3)
+        until(lambda: places(subject.url) == {"chat": [1, 2, 3], "code": [0]})
+        second = hosts.workers()
+        assert {host: len(pids) for host, pids in second.items()} == {"alpha": 2, "beta": 1}
+        kill(subject)
+    with server(*hosts.of_two_devices, files=files, out=tmp_path / "third") as subject:
+        assert places(subject.url) == {"chat": [1], "code": [0]}
+        until(lambda: hosts.workers() == {"alpha": second["alpha"], "beta": []})
+        stop(subject)
+
+
 def test_agents_of_other_models_end_before_others_start(server: Any, hosts: Hosts, files: Sequence[Path], tmp_path: Path) -> None:
     with server(*hosts.of_two_devices, files=files) as subject:
         left = hosts.all()
@@ -151,6 +179,7 @@ def test_a_worker_where_its_fleet_does_not_begin_leaves_its_place_to_the_other_m
     files = write(tmp_path, *(REAL.format(folder=write_checkpoint(tmp_path / f"model-{name}"), name=name) for name in NAMES))
     with server(f"launcher.state={state}", files=files) as subject:
         scale(subject.url, "chat", 0)
+        until(lambda: fleets(subject.url)["chat"]["gpus"]["held"] == 0)
         scale(subject.url, "code", 2)
         until(lambda: places(subject.url) == {"chat": [], "code": [0, 1]}, 60)
         until(lambda: len(workers(state / "code")) == 2)
@@ -160,4 +189,26 @@ def test_a_worker_where_its_fleet_does_not_begin_leaves_its_place_to_the_other_m
         assert is_gone(in_the_first)
         until(lambda: places(subject.url) == {"chat": [0], "code": [1]}, 60)
         assert workers(state / "code") == [in_the_second]
+        stop(subject)
+
+
+def test_workers_here_are_taken_over_wherever_they_are(server: Any, tmp_path: Path) -> None:
+    """Of three places chat has the last one, where it would not begin without it."""
+    state = tmp_path / "state"
+    texts = (REAL.format(folder=write_checkpoint(tmp_path / f"model-{name}"), name=name) for name in NAMES)
+    files = write(tmp_path, *(text.replace("gpus_per_node = 2", "gpus_per_node = 3") for text in texts))
+    with server(f"launcher.state={state}", files=files) as subject:
+        scale(subject.url, "chat", 0)
+        until(lambda: fleets(subject.url)["chat"]["gpus"]["held"] == 0)
+        scale(subject.url, "code", 2)
+        until(lambda: places(subject.url) == {"chat": [], "code": [0, 1]}, 60)
+        scale(subject.url, "chat", 1)
+        until(lambda: places(subject.url) == {"chat": [2], "code": [0, 1]}, 60)
+        until(lambda: [len(workers(state / name)) for name in NAMES] == [1, 2])
+        left = {name: workers(state / name) for name in NAMES}
+        kill(subject)
+    with server(f"launcher.state={state}", files=files, out=tmp_path / "next") as subject:
+        until(lambda: places(subject.url) == {"chat": [2], "code": [0]}, 60)
+        assert [workers(state / name)[0] in left[name] for name in NAMES] == [True, True]
+        assert sum(map(is_gone, left["code"])) == 1
         stop(subject)
