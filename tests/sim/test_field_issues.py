@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -176,6 +176,7 @@ numbers = st.one_of(st.none(), st.integers(0, 5))
 
 
 @settings(max_examples=200, deadline=None)
+@example([(0, 0, True, 40)] * 3)  # nothing is wanted for longer than a window, and somebody waits
 @given(st.lists(st.tuples(numbers, numbers, st.booleans(), st.integers(0, 40)), min_size=1, max_size=12))
 def test_neither_role_is_ever_wanted_without_the_other_nor_none_while_somebody_waits(
     steps: list[tuple[int | None, int | None, bool, int]],
