@@ -76,7 +76,7 @@ from tempfile import TemporaryDirectory
 from msgspec import Struct
 from msgspec.structs import replace
 
-from squall.config import Cluster, Config, Model, ReplicaSpec, dumps
+from squall.config import Cluster, Config, Model, ReplicaSpec, Run, dumps
 from squall.core.events import StepsDone
 from squall.core.metrics import Outcome, RunRecord
 from squall.fleet_tables import Fleet
@@ -84,9 +84,12 @@ from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import resolve_gpu
 from squall.policies.batching import Batching, Sarathi, Vllm, VllmV0
 from squall.policies.route import LeastLoaded, LeastOutstanding
+from squall.report.deployed import deployed
+from squall.report.run import write_run
 from squall.sim import driver
 from squall.sim.prepare import prepare
 from squall.sim.run import simulate
+from squall.twin.rehearse import rehearse, usd_per_gpu_hour
 from squall.workload.build import build
 from squall.workload.spec import (
     EmpiricalLength,
@@ -231,6 +234,22 @@ def measure(given: Case, repeats: int) -> float:
     return spent / count
 
 
+def measure_steps(given: Case, repeats: int) -> None:
+    """How much longer a run takes that also writes every step: workload, simulation and run directory, side by side."""
+    times: tuple[list[float], list[float]] = [], []
+    with TemporaryDirectory() as folder:
+        for i in range(repeats):
+            for writes, spent in enumerate(times):
+                wanted = replace(given.config, run=Run(steps=bool(writes)))
+                began = time.thread_time()
+                record = rehearse(wanted)
+                on = None if record.observed is None else deployed(wanted)
+                write_run(Path(folder) / f"run{i}-{writes}", record, wanted, usd_per_gpu_hour(wanted), None, on)
+                spent.append(time.thread_time() - began)
+    plain, stepwise = map(median, times)
+    print(f"{given.name}: {stepwise / plain:.2f} times as long where every step is written, too (goal: 2 at most)")
+
+
 def measure_command(config: Config, repeats: int) -> None:
     """`squall simulate` from start to end, run directory included, on modules that were imported before, as they usually were."""
     times = []
@@ -264,6 +283,9 @@ def main() -> None:
         print(f"a request of the million costs {spent['the same: a million'] / few:.2f} times one of ten thousand (goal: 1.5)")
     if not names:
         measure_command(cases(1, million=False)[0].config, 1 if smoke else 5)
+        everything = cases(32 if smoke else 1, million=False)
+        for given in (everything[2], everything[-1]):
+            measure_steps(given, 1 if smoke else 5)
 
 
 if __name__ == "__main__":
