@@ -137,7 +137,6 @@ class Arena:
 def _held(device: torch.device, lent: Lent | None, num_bytes: int) -> TorchMemory | None:
     """Memory on a device that is not a CPU: our own, or another process's."""
     if lent is not None:
-        borrower = devices.device_for(lent, device)
-        return TorchMemory([(borrower, borrower.open(lent))])
+        return TorchMemory.borrowed(lent, device)
     lender = devices.device_of(device)
     return None if lender is None else TorchMemory.allocate([lender], num_bytes)

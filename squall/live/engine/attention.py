@@ -118,8 +118,7 @@ class KvCache:
 def _held(device: torch.device, shard: Shard, num_bytes: int, lent: Lent | None) -> TorchMemory | None:
     """The pools on devices: this rank's that is lent to it; of rank 0 all, or its own alone where it cannot lend the others'."""
     if lent is not None:
-        borrower = devices.device_for(lent, device)
-        return TorchMemory([(borrower, borrower.open(lent))])
+        return TorchMemory.borrowed(lent, device)
     lender = devices.device_of(device)
     if lender is None:
         return None

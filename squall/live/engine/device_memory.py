@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from squall.live.engine.devices import Device, Room
+from squall.live.engine.devices import Device, Room, device_for
 from squall.live.transport.device import Lent, Mapped, Segment, Unreachable
 
 _PIECE = 1 << 19
@@ -45,6 +45,12 @@ class TorchMemory:
     def allocate(cls, devices: Sequence[Device], num_bytes: int) -> TorchMemory:
         """So many zeros on each."""
         return cls([(device, device.allocate(num_bytes)) for device in devices])
+
+    @classmethod
+    def borrowed(cls, lent: Lent, device: torch.device) -> TorchMemory:
+        """Another process's, which has lent it to us to compute with on `device`. Raises Unreachable."""
+        borrower = device_for(lent, device)
+        return cls([(borrower, borrower.open(lent))])
 
     @property
     def lent(self) -> tuple[Lent, ...]:

@@ -79,6 +79,16 @@ def test_host_memory_is_used_only_where_devices_cannot_reach_each_other(
     assert target.sums == source.sums
 
 
+def test_a_device_that_cannot_be_mapped_is_told_of_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    server, target = node("server", [fill(region(on(Shared())))]), region(on(Blind()))
+    for _ in range(3):
+        link = node("client").connect(server.addresses[0])
+        link.open("weights", target.fingerprint, target)
+        link.close()
+    told = [record.getMessage() for record in caplog.records if "mapped" in record.getMessage()]
+    assert told == ["memory of a peer cannot be mapped, its bytes come by the host: no peer access"]
+
+
 def test_a_chain_and_stripes_from_device_to_device(node: Node) -> None:
     first, second, third = emptied(fill(region(on(Shared())))), region(on(Shared())), region(on(Shared()))
     a, b, c = node("a", [first]), node("b", [second]), node("c")
