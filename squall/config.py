@@ -56,6 +56,7 @@ class Cluster(Struct, frozen=True, forbid_unknown_fields=True):
     host_gbps: Rate | None = None  # of each GPU from its host's memory
     ssd_gbps: Rate | None = None  # of each node's disks
     store_gbps: Rate = 24.0  # of each node from where checkpoints lie: an object store over 25GbE, read in parallel
+    oversubscription: Annotated[float, Meta(ge=1, le=1000)] = 1.0  # of leaf switches: what NICs send / what uplinks carry
 
 
 class ReplicaSpec(Struct, frozen=True, forbid_unknown_fields=True):

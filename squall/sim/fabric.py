@@ -69,12 +69,12 @@ class Fabric(Struct, frozen=True):
     def nic_of(self, gpu: int) -> str:
         """The NIC nearest to a GPU, without its direction. More NICs than GPUs count as one for each."""
         on_node = gpu % self.node.num_gpus
-        return f"node{self.node_of(gpu)}.nic{on_node * self._num_nics // self.node.num_gpus}"
+        return f"node{self.node_of(gpu)}.nic{on_node * self.num_nics // self.node.num_gpus}"
 
     @property
     def nic_bytes_per_s(self) -> float:
         """Of one NIC (as counted by `nic_of`), a direction."""
-        return NICS[self.node.nic].bandwidth * self.node.num_nics / self._num_nics
+        return NICS[self.node.nic].bandwidth * self.node.num_nics / self.num_nics
 
     @property
     def ssd_bytes_per_s(self) -> float:
@@ -83,7 +83,8 @@ class Fabric(Struct, frozen=True):
         return min(whole, whole / self.node.num_gpus if own is None else own)
 
     @property
-    def _num_nics(self) -> int:
+    def num_nics(self) -> int:
+        """Of a node, as counted by `nic_of`."""
         return min(self.node.num_nics, self.node.num_gpus)
 
     # -- links
@@ -102,7 +103,7 @@ class Fabric(Struct, frozen=True):
         for node in range(self.num_nodes):
             found.update(self._node_links(node))
         if self.nodes_per_leaf is not None and self.nodes_per_leaf < self.num_nodes:
-            uplink = self.nodes_per_leaf * self._num_nics * self.nic_bytes_per_s / self.oversubscription
+            uplink = self.nodes_per_leaf * self.num_nics * self.nic_bytes_per_s / self.oversubscription
             for leaf in range(self.leaf_of(self.num_nodes - 1) + 1):
                 found[f"leaf{leaf}.up"] = found[f"leaf{leaf}.down"] = uplink
         return found
@@ -112,7 +113,7 @@ class Fabric(Struct, frozen=True):
         if kind.gpus_per_host_link > 1:
             for link in range(-(-kind.num_gpus // kind.gpus_per_host_link)):
                 found[f"node{node}.host{link}.up"] = found[f"node{node}.host{link}.down"] = kind.host_bandwidth
-        for nic in range(self._num_nics):
+        for nic in range(self.num_nics):
             found[f"node{node}.nic{nic}.in"] = found[f"node{node}.nic{nic}.out"] = self.nic_bytes_per_s
         if kind.ssd_bandwidth:
             found[f"node{node}.ssd"] = kind.ssd_bandwidth

@@ -118,11 +118,14 @@ def ground(
     if share is None and not plain_plan(config).is_elastic and not breaks and not sends:
         return bare_ground(config)
     cluster, gpus = config.cluster, config.replica.tp * config.replica.pp
-    fabric = Fabric(node_of(config, gpu), cluster.nodes, cluster.nodes_per_leaf or None)
+    fabric = Fabric(node_of(config, gpu), cluster.nodes, cluster.nodes_per_leaf or None, cluster.oversubscription)
     links = dict(fabric.links)
+    nic = None if cluster.nic_gbps is None else cluster.nic_gbps * 1e9 / 8 * fabric.node.num_gpus / fabric.num_nics
     for name in links:
-        if cluster.nic_gbps is not None and ".nic" in name:
-            links[name] = cluster.nic_gbps * 1e9 / 8 * fabric.node.num_gpus / min(fabric.node.num_nics, fabric.node.num_gpus)
+        if nic is not None and ".nic" in name:
+            links[name] = nic
+        elif nic is not None and name.startswith("leaf"):  # as wide as what is below it
+            links[name] *= nic / fabric.nic_bytes_per_s
         elif name.endswith(".store"):
             links[name] = cluster.store_gbps * 1e9 / 8
     plan = full_plan(config, model, gpu, latency, num_blocks, share)

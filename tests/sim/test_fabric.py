@@ -4,11 +4,16 @@ import itertools
 
 import pytest
 
+from squall.config import from_tree
 from squall.core.types import SECOND
 from squall.errors import ConfigError
+from squall.perf.catalogue import resolve_model
+from squall.perf.hardware import resolve_gpu
 from squall.perf.topology import NODES, resolve_node
 from squall.sim.fabric import Fabric, Path
+from squall.sim.ground import ground
 from squall.sim.network import Network
+from squall.sim.prepare import prepare
 
 A, B = resolve_node("blitz-cluster-a"), resolve_node("blitz-cluster-b")
 
@@ -102,6 +107,21 @@ def test_uplinks_may_be_oversubscribed() -> None:
     across = [fabric.gpu_to_gpu(gpu, 16 + gpu) for gpu in range(16)]
     assert took(fabric, inside, 10**9) == pytest.approx(0.08)
     assert took(fabric, across, 10**9) == pytest.approx(0.32)
+
+
+def test_uplinks_of_a_configuration_are_as_wide_as_what_is_below_them_and_no_wider() -> None:
+    """Given NICs, too: they were given to the nodes alone, and the catalogue's slower ones stayed above them."""
+    tables = {"gpu": "a800-80g", "node": "blitz-cluster-a", "nodes": 4, "nodes_per_leaf": 2, "nic_gbps": 400}
+
+    def uplink(**more: object) -> float:
+        config = from_tree("here", {"cluster": {**tables, **more}, "fleet": {"replicas": {"min": 1, "max": 4}}})
+        model, gpu = resolve_model("llama-3-8b"), resolve_gpu("a800-80g")
+        links = ground(config, model, gpu, prepare(config, model, gpu)[0], 100).links
+        assert links["node0.nic0.out"] == 400e9 / 8
+        return links["leaf0.up"]
+
+    assert uplink() == pytest.approx(2 * 8 * 400e9 / 8)
+    assert uplink(oversubscription=4) == pytest.approx(2 * 2 * 400e9 / 8)
 
 
 def test_limits_can_be_given() -> None:
