@@ -45,7 +45,7 @@ SETTINGS = (
     "slo.ttft_s=2.0",
     "slo.tbt_s=0.25",
 )
-ALIKE = 1.5
+ALIKE = 1.25
 """Times between tokens of both runs are within this factor of each other, unless the machine had other work in one of them."""
 
 LOADS = (2.0, 1.5, 1.0, 0.75, 0.5, 0.35, 0.25)

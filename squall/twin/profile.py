@@ -12,7 +12,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import platform
-import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -136,7 +135,7 @@ def _measure(config: Config, budget_s: float, ready: Barrier, pipe: Connection) 
     error."""
     from squall.live.engine.build import engine_maker
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    os.setsid()  # as a worker's: where Linux deals cores out by session both get as much; Ctrl-C is the parent's, which ends us
     try:
         engine = engine_maker(config, served_model(config))()
         engine.load()

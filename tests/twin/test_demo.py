@@ -63,7 +63,7 @@ def test_whoever_breaks_off_leaves_no_empty_directory_and_loses_no_full_one(tmp_
 
 
 def test_a_machine_that_had_other_work_is_told_of() -> None:
-    assert other_work(of_tbt(0.02), of_tbt(0.025)) is None
+    assert other_work(of_tbt(0.02), of_tbt(0.024)) is None
     slow = "this machine was 12.0 times as slow while it was {}: it has other work to do; try again when it has none"
     assert other_work(of_tbt(0.02), of_tbt(0.24)) == slow.format("profiled")
     assert other_work(of_tbt(0.24), of_tbt(0.02)) == slow.format("served")
