@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
+from squall.core.fleet_view import Capacity
 from squall.core.types import Nanos, ReplicaId, RequestId
 
 UNSET: Final = -1
@@ -136,11 +137,13 @@ class FleetUse(Struct, frozen=True):
     Attributes:
         ready_after: of each replica that came up, the time from its start to then.
         gpus: on a cluster that is shared, every change of what it had.
+        capacity: what its scale policy was told that one replica can do; None where nobody knows.
     """
 
     roles: tuple[RoleUse, ...]
     ready_after: tuple[Nanos, ...]
     gpus: tuple[GpuLevel, ...] = ()
+    capacity: Capacity | None = None
 
 
 class RunRecord(Struct):

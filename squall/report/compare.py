@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
+from squall.core.fleet_view import Capacity
 from squall.core.types import MILLISECOND, SECOND
 from squall.report.sample import Distribution
 from squall.report.summary import Lives, Summary
@@ -178,7 +179,18 @@ def _fleet(summary: Summary) -> list[str]:
     sizes = (f"{'' if role == 'both' else f'{role} '}{use.min} to {use.max}, {use.mean:.3g} on average" for role, use in roles)
     ready = summary.time_to_ready_s
     took = "" if ready is None else f"; new ones ready after p50 {written(ready.p50)} s, max {written(ready.max)} s"
-    return [f"  replicas    {'; '.join(sizes)}; {summary.scale_ups} added, {summary.scale_downs} removed{took}"]
+    text = [f"  replicas    {'; '.join(sizes)}; {summary.scale_ups} added, {summary.scale_downs} removed{took}"]
+    return text if summary.capacity is None else [*text, f"  each        {_told(summary.capacity)}"]
+
+
+def _told(capacity: Capacity) -> str:
+    """What a scale policy was told that one replica can do, and which of that was given."""
+    shown = (
+        ("prefill_tokens_per_s", "prompt tok/s"), ("transfer_tokens_per_s", "tok/s of KV to others"), ("num_blocks", "KV blocks"),
+        ("load_s", "s to load"),
+    )  # fmt: skip
+    parts = (f"{written(getattr(capacity, key))} {unit}{'' if key in capacity.derived else ' (given)'}" for key, unit in shown)
+    return ", ".join(parts)
 
 
 def written(value: float | None) -> str:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from squall.config import Slo
+from squall.core.fleet_view import Capacity
 from squall.core.metrics import UNSET, Gaps, Outcome, RequestRow, RoleUse, RunRecord
 from squall.core.types import SECOND, Nanos
 from squall.report.detail import Detail
@@ -86,6 +87,7 @@ class Summary(Struct, frozen=True):
     pools: tuple[PoolUse, ...] = ()
     replicas: dict[str, RoleUse] = {}  # of an elastic fleet that was simulated, by role
     time_to_ready_s: Distribution | None = None
+    capacity: Capacity | None = None  # of one replica, as its scale policy was told
 
 
 class Lives(Struct, frozen=True):
@@ -234,6 +236,7 @@ def summarise(
         pools=pools,
         replicas={} if record.fleet is None else {use.role: use for use in record.fleet.roles},
         time_to_ready_s=None if record.fleet is None else _seconds(record.fleet.ready_after),
+        capacity=None if record.fleet is None else record.fleet.capacity,
     )
 
 

@@ -65,4 +65,4 @@ class Census:
             RoleUse(role.value, self._fewest.get(role, 0), self._sum[role] / now if now else 0.0, self._most[role])
             for role in self._now
         )
-        return FleetUse(tuple(roles), tuple(self._ready_after), tuple(self._gpus))
+        return FleetUse(tuple(roles), tuple(self._ready_after), tuple(self._gpus), self._controller.capacity)

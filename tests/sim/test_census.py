@@ -3,7 +3,10 @@
 import pytest
 
 from squall import config as configuration
+from squall.config import Slo
 from squall.core.types import SECOND
+from squall.report.compare import headline
+from squall.report.summary import summarise
 from squall.twin.rehearse import rehearse
 
 BUSY = (
@@ -31,6 +34,22 @@ def test_a_schedule_is_counted_to_the_second() -> None:
     assert both.mean == pytest.approx((26 * 1 + 34 * 3 + 40 * 2) / 100, abs=0.01)  # two are ready 6 s after they are wanted
     assert record.fleet.ready_after == (6 * SECOND, 6 * SECOND)
     assert (record.scale_ups, record.scale_downs) == (2, 1)
+
+
+def test_what_a_replica_can_do_is_told_and_what_of_that_was_given() -> None:
+    settings = [*ELASTIC, "fleet.replicas={min=1, max=4}", "capacity.prefill_tokens_per_s=12000", "scale.kind=blitz"]
+    record = rehearse(configuration.load(None, settings))
+    assert record.fleet is not None
+    capacity = record.fleet.capacity
+    assert capacity is not None
+    assert (capacity.prefill_tokens_per_s, capacity.load_s) == (12_000, 6.0)
+    assert set(capacity.derived) == {"decode_tokens_per_s", "transfer_tokens_per_s", "load_s", "num_blocks"}
+    found = summarise(record, Slo(), None)
+    assert found.capacity == capacity
+    [line] = [line for line in headline(found) if line.startswith("  each ")]
+    assert "12,000 prompt tok/s (given)" in line
+    assert "6 s to load" in line
+    assert line.count("given") == 1
 
 
 def test_each_role_is_counted_for_itself() -> None:
