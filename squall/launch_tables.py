@@ -42,7 +42,7 @@ class Launcher(Struct, frozen=True, forbid_unknown_fields=True):
         address: of "ray": of the cluster; Ray looks for one when None.
         warm: processes of replicas that are off which stand ready (of "hosts": on each): libraries imported, engine built, no
             weights. One that a replica leaves is kept. Not of "ray".
-        state: not of "ray": a folder of this fleet alone. Workers then outlive a head that is killed, and the next head of the
+        state: not of "ray": a folder of this head alone. Workers then outlive a head that is killed, and the next head of the
             same configuration takes them over with the weights that they have; agents of "hosts" dial it again. On Linux.
         outlive_s: how long they wait for it.
     """

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from squall import config as configuration
 from squall.core.types import Role
-from squall.errors import ConfigError
+from squall.errors import ConfigError, HostLost
 from squall.live import agent, host_launch
 from squall.live.engine.interface import Sampling
 from squall.live.head import Head
@@ -246,6 +247,46 @@ async def test_a_host_that_is_out_is_named_once_and_used_again_when_it_is_back(u
         (tmp_path / "alpha.out").unlink()
         await fleet.ready(2)
         assert fleet.said.count("alpha is back") == 1
+
+
+class Told:
+    """Remembers which hosts went and came."""
+
+    def __init__(self) -> None:
+        self.news: list[tuple[str, int]] = []
+
+    def host_out(self, host: int) -> None:
+        self.news.append(("out", host))
+
+    def host_back(self, host: int) -> None:
+        self.news.append(("back", host))
+
+    def no_host(self, why: str) -> None:
+        raise AssertionError(why)
+
+
+async def test_of_a_host_that_goes_and_comes_all_models_hear(unsure: Path, tmp_path: Path) -> None:
+    (tmp_path / "beta.out").touch()
+    config = configuration.load(None, (*HOSTS, *EMULATED))
+    model = Model(configuration.dumps(config), 1, shared=True)
+    launcher = HostsLauncher(config.launcher, [replace(model, name="chat"), replace(model, name="code")], say=lambda _: None)
+    told = [Told(), Told()]
+    try:
+        for fleet, watch in zip(launcher.fleets, told, strict=True):
+            fleet.watch = watch
+        for fleet in launcher.fleets:
+            with pytest.raises(HostLost, match="beta"):
+                await fleet.start(1)
+        assert [watch.news for watch in told] == [[("out", 1)], [("out", 1)]]
+        (tmp_path / "beta.out").unlink()
+        while not all(("back", 1) in watch.news for watch in told):
+            await asyncio.sleep(0.02)
+        first, second = [await fleet.start(1) for fleet in launcher.fleets]
+        assert first != second  # a process for each model
+        await launcher.fleets[0].close()
+        assert not agents_of(launcher)
+    finally:
+        launcher.kill_all()
 
 
 async def test_a_replica_goes_to_another_host_at_once(unsure: Path, tmp_path: Path) -> None:
