@@ -5,12 +5,14 @@
 One profile for each number of workers, measured before anything is served and never touched again; then the embedded model under
 loads of other rates, prompts and numbers of workers. `steps` adds up the prices of all steps that the workers ran, in the very
 batches that they ran, over the time that these took: what queues make of an error does not count there. Between the two lie the
-head, the load generator and what workers do between steps.
+head, the load generator and what workers do between steps. The load average is that of the run's last minute; the fleet is a
+part of it, one for each worker at most.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,7 +122,7 @@ def main() -> None:
         return
     profile_s, seconds = (5.0, 6.0) if smoke else (PROFILE_S, 45.0)
     table = Table(title="simulated against measured")
-    for column in ("", "steps", "tok/s", *(f"{key[:-2].upper()} {of}" for key in MEDIANS for of in ("p50", "p99"))):
+    for column in ("", "load avg", "steps", "tok/s", *(f"{key[:-2].upper()} {of}" for key in MEDIANS for of in ("p50", "p99"))):
         table.add_column(column, justify="right" if column else "left")
     worst = 0.0
     with tempfile.TemporaryDirectory() as scratch:
@@ -133,9 +135,10 @@ def main() -> None:
             directory = Path(scratch) / str(index)
             measured, simulated = run(config, directory), summarise(rehearse(config), config.slo, None)
             steps = steps_ratio(ProfileModel(stored.load(path)), directory / "serve" / "events.jsonl.zst")
-            table.add_row(name, f"{100 * (steps - 1):+.1f} %", *cells(measured, simulated))
+            load_average = f"{os.getloadavg()[0]:.1f}"
+            table.add_row(name, load_average, f"{100 * (steps - 1):+.1f} %", *cells(measured, simulated))
             worst = max(worst, *(abs(ratio - 1) for ratio in medians(measured, simulated)))
-    Console(width=120).print(table)
+    Console(width=130).print(table)
     if not smoke:
         print(f"goal: medians within {100 * GOAL:g} %: {'met' if worst <= GOAL else 'missed'}")
 
