@@ -56,7 +56,9 @@ def seen(memory: TorchMemory, *segments: tuple[int, int]) -> list[bytes]:
 def lender(kind: str, seed: int, parts: int = 1) -> Iterator[tuple[Forked, list[Lent]]]:
     """A process that has lent memory of such content, until its input ends."""
     peer = Forked(
-        [sys.executable, "-m", "tests.live.engine.lender", kind, str(seed), str(parts)], stdin=-1, stdout=subprocess.PIPE
+        [sys.executable, "-m", "tests.live.engine.lender", kind, str(seed), str(parts)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert peer.stdin is not None
     assert peer.stdout is not None

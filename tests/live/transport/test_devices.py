@@ -2,6 +2,7 @@
 
 import os
 import select
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from squall.errors import PeerLost, PeerRefused
+from squall.errors import PeerLost, PeerRefused, TransferFailed
 from squall.live.engine.device_memory import TorchMemory
 from squall.live.engine.devices import Device, Room, Shared
 from squall.live.transport.device import DeviceMemory, Lent, Unreachable
@@ -122,12 +123,31 @@ def test_a_section_that_comes_wrong_comes_again_from_another(node: Node) -> None
     assert same(right, target)
 
 
-def test_a_link_is_as_slow_as_it_is_said_to_be_and_can_be_interrupted(node: Node) -> None:
-    source, target = fill(region(on(Shared()))), region(on(Shared()))
-    server = node("server", [source], gbps=num_bytes() * 8 / 1e9 / 0.3)
-    began = time.monotonic()
-    Fetch(node("client"), target, [Source(server.addresses)]).run()
-    assert time.monotonic() - began > 0.25
+def test_a_fetch_is_as_slow_as_its_link_can_be_cancelled_and_taken_up_again(node: Node) -> None:
+    source, target = emptied(fill(region(on(Shared())))), region(on(Shared()))
+    slow, fast, client = node("slow", [source], gbps=num_bytes() * 8 / 1e9 / 0.5), node("fast", [source]), node("client")
+    fetch, began = Fetch(client, target, [Source(slow.addresses)]), time.monotonic()
+    ended: list[TransferFailed] = []
+
+    def run() -> None:
+        try:
+            fetch.run()
+        except TransferFailed as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while len(target.missing()) > len(target.chunks) // 2:
+        time.sleep(0.01)
+    fetch.cancel()
+    thread.join()
+    assert time.monotonic() - began > 0.2
+    assert [str(error) for error in ended] == ["it was cancelled"]
+    left = sum(target.chunks[chunk].num_bytes for chunk in target.missing())
+    assert 0 < left < num_bytes()
+    assert Fetch(client, target, [Source(fast.addresses)]).run().num_bytes == {"fast": left}
+    assert window(target) == 0
+    assert same(source, target)
 
 
 def test_nothing_is_copied_from_a_device_whose_process_is_gone_though_it_had_said_yes(node: Node) -> None:
