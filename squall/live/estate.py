@@ -86,8 +86,9 @@ class Survivor:
 
     def kill(self) -> None:
         """With all that it started; returns when it has ended."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        if self.poll() is None:  # else its number may be another's
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
         self.wait()
 
     def __del__(self) -> None:
