@@ -46,6 +46,7 @@ request would be 7,000 requests a second: faster machines alone do not reach the
 import importlib.util
 import sys
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -136,7 +137,7 @@ def _pair(pair: Pair, smoke: bool) -> None:
     prefill, decode, most = pair.split(pair.num_slots)
     print(f"{pair.name}: {len(requests)} requests; full fleet {prefill} + {decode}, good for {most:.1f} a second")
     print("    system                 TTFT mean    p95   TBT mean    p95   over SLO   GPU s   of full   up  down   CPU s")
-    slo, whole = Slo(), 1.0
+    slo, whole, over = Slo(), 1.0, {}
     for name, config in systems(pair).items():
         began = time.process_time()
         record = pair.play(config, requests)
@@ -147,13 +148,26 @@ def _pair(pair: Pair, smoke: bool) -> None:
             continue
         if name == "DistServe (full)":
             slo, whole = Slo(ttft_s=5 * summary.ttft_s.mean, tbt_s=5 * summary.tbt_s.mean), summary.gpu_seconds
-        ttft, tbt = summary.ttft_s, summary.tbt_s
+        ttft, tbt, over[name] = summary.ttft_s, summary.tbt_s, _over(record, slo)
         print(
             f"    {name:20} {ttft.mean:9.3f} s {ttft.p95:6.2f} {tbt.mean * 1e3:8.1f} ms {tbt.p95 * 1e3:6.1f} "
-            f"{_over(record, slo):9.1%} {summary.gpu_seconds:8.0f} {summary.gpu_seconds / whole:8.0%} "
+            f"{over[name]:9.1%} {summary.gpu_seconds:8.0f} {summary.gpu_seconds / whole:8.0%} "
             f"{record.scale_ups:5} {record.scale_downs:5} {took:7.1f}",
             flush=True,
         )
+    if "+ZigZag" in over:
+        size = _smallest(pair, requests, slo, over["+ZigZag"])
+        print(f"    no more over it than with +ZigZag: a fixed fleet of {size} replicas, {size / pair.num_slots:.0%}")
+
+
+def _smallest(pair: Pair, requests: Sequence[OfferedRequest], slo: Slo, over: float) -> int:
+    """Replicas of a fixed fleet of which no more requests are over the objective: one more never makes it worse."""
+
+    def is_enough(number: int) -> bool:
+        return _over(pair.play(pair.fixed(number), requests), slo) <= over
+
+    sizes = range(2, pair.num_slots)
+    return sizes.start + bisect_left(sizes, True, key=is_enough)
 
 
 def _over(record: RunRecord, slo: Slo) -> float:

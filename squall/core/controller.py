@@ -51,7 +51,7 @@ LAST_BACKOFF: Nanos = 60 * SECOND
 STABLE_AFTER: Nanos = 60 * SECOND
 """A replica that has served so long has proved itself: its earlier failures no longer count."""
 
-ABOUT_A_REPLICA = (ReplicaStarted, LayerArrived, WeightsLoaded, LoadFailed, Warmed, Emptied, ReplicaLost, ReplicaStopped)
+ABOUT_A_REPLICA = (ReplicaStarted, ReplicaStopped, Emptied, WeightsLoaded, Warmed, LoadFailed, ReplicaLost, LayerArrived)
 ABOUT_WEIGHTS = (LayerArrived, WeightsLoaded, LoadFailed, ReplicaLost, ReplicaStopped)
 
 
@@ -151,11 +151,13 @@ class Controller:
             self.began_at = now
         actions: list[AnyAction] = []
         match event:
-            case Woke() | Stirred():
-                pass
             case LayerArrived():
                 self._observe(self._member(event.replica), event, now)
                 return self._pairs.tell(event)
+            case Woke() | Stirred():
+                pass
+            case _ if isinstance(event, ABOUT_A_REPLICA):  # nearly all that is left; patterns are tried one by one
+                actions += self._observe(self._member(event.replica), event, now)
             case Unpaired():
                 return self._pairs.end(event)
             case DrainWanted() if not self._draining:
@@ -183,8 +185,6 @@ class Controller:
                 if freed:
                     self.wake_at = now  # and nothing is decided before all others have heard, too
                 return []
-            case _ if isinstance(event, ABOUT_A_REPLICA):
-                actions += self._observe(self._member(event.replica), event, now)
             case _:
                 raise IllegalTransition(f"the controller got {type(event).__name__}, which is not for it")
         self._give_up_late(actions, now)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, MutableSequence
-from typing import TYPE_CHECKING, Final
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from squall.core.actions import Chunk, RunLayers
 from squall.core.blocks import blocks_of
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from squall.core.decodes import Work
 
 
-class LiveLimits(Struct, frozen=True):
+class LiveLimits(NamedTuple):
     """How much a target takes on at once.
 
     Attributes:

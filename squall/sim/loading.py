@@ -194,6 +194,8 @@ class Loader:
     # -- inside
 
     def _load(self, replica: ReplicaId, transfer: Transfer, now: Nanos) -> None:
+        if any(type(event) is WeightsLoaded and event.replica == replica for event in self._ready):
+            return  # another source is named at the very instant at which all is there, and its word is on its way
         loaded = WeightsLoaded(replica, *self._pools[replica])
         if replica in self._there:
             self._later(now, replica, loaded)
@@ -235,8 +237,10 @@ class Loader:
         if arrived and roads is not None:
             for found in roads.weights.on(arrived, now):
                 replica, layer = found.replica, found.layer
-                whole = WeightsLoaded(replica, *self._pools[replica])
-                self._ready.append(whole if layer is None else LayerArrived(replica, layer))
+                if layer is None:
+                    self._ready.append(WeightsLoaded(replica, *self._pools[replica]))
+                else:
+                    self._ready.append(LayerArrived(replica, layer))
         while timers and timers[0][0] <= now:
             _, _, replica, life, event = heappop(timers)
             if self._lives.get(replica, 0) == life:

@@ -95,3 +95,13 @@ def test_a_new_life_begins_without_the_partner_of_the_last_one() -> None:
     found = body.hear()
     assert layers(found, 16) == []
     assert layers(found, 24) == [0, 1, 2, 3]
+
+
+def test_who_has_all_when_another_source_is_named_loads_nothing_more() -> None:
+    body = Body()
+    body.load(chain(8, partner=None), 8)
+    body.load(chain(16, partner=1, source=1), 16)
+    assert loaded(body.hear(until=SECOND - 1)) == set()  # both have all after a second: five times 0.2 s, from two sources
+    assert body.loader.end(SECOND) == WeightsLoaded(8, 100, 16)
+    body.load(chain(16, partner=1, source=8), 16, now=SECOND)  # its source is gone, as far as the controller knows
+    assert body.hear() == [WeightsLoaded(16, 100, 16)]
