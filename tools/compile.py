@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[1]
 GROUP = "squall_compiled"
 HOT = (
+    "squall/core/batcher",
     "squall/core/blocks",
     "squall/core/damping",
     "squall/core/decodes",

@@ -8,6 +8,7 @@ costs as much as the call.
 from collections.abc import Sequence
 
 from squall.core.actions import AnyAction, RunSteps
+from squall.core.batcher import Ended
 from squall.core.decodes import DecodeGroup, Work
 from squall.core.events import StepsDone
 from squall.core.replica import Replica
@@ -57,7 +58,7 @@ class PipelinedReplica(Replica):
     def _cut(self) -> list[AnyAction]:
         return []  # single steps only
 
-    def _end_run(self, event: StepsDone) -> list[AnyAction]:
+    def _end_run(self, event: StepsDone) -> Ended:
         flight = self._flights.pop(event.run, None)
         if flight is None:
             raise ValueError(f"replica {self.id} is not in run {event.run}")
