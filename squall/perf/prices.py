@@ -274,12 +274,14 @@ def _stretches(fixed: int, climbs: Sequence[tuple[Ramp, int]], steps: int) -> li
     while done < steps:
         count, first, increment = steps - done, fixed, 0
         for ramp, start in climbs:
-            amount = start + done * ramp.stride
-            after = bisect_right(ramp.knots, amount)
-            first += ramp.at(amount)
-            increment += ramp.rises[after - 1]
-            if after < len(ramp.knots):
-                count = min(count, -((amount - ramp.knots[after]) // ramp.stride))
+            knots, stride = ramp.knots, ramp.stride
+            amount = start + done * stride
+            after = bisect_right(knots, amount)
+            rise = ramp.rises[after - 1]
+            first += ramp.bases[after - 1] + rise * (amount - knots[after - 1]) // stride
+            increment += rise
+            if after < len(knots) and (until := -((amount - knots[after]) // stride)) < count:
+                count = until
         out.append(Progression(count, first, increment))
         done += count
     return out

@@ -241,14 +241,15 @@ class Driver:
         """
         heap, messages, machines, engines, enders, wakes, log, released, left, order = self._at_hand
         now, num_events = self.now, 0
-        at_bits, message = order.at, order.message  # in place of calls: every event passes here
+        at_bits, id_bits, ids, message = order.at, order.priority, order.id, order.message  # no calls: every event passes here
         ended, limit = (now << at_bits) + message, order.first(until[0], until[1])
         event: AnyEvent | None
         while True:
             if messages and not (heap and heap[0] < ended):
                 id, event = messages.popleft()
             elif heap and heap[0] < limit:
-                at, priority, id = order.read(heappop(heap))
+                due = heappop(heap)
+                at, priority, id = due >> at_bits, due >> id_bits & WAKE, (due & ids) - LOWEST
                 if last and id == CONTROLLER and (self._is_over() or self._is_in_vain(at)):
                     break
                 if priority == END:
