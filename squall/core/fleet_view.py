@@ -301,6 +301,12 @@ class Transfer(Struct, frozen=True):
     more_sources: tuple[Place, ...] = ()
     seconds: float | None = None
 
+    @property
+    def named_sources(self) -> str:
+        """For people: "gpu 0, gpu 1"."""
+        places = (self.source, *self.more_sources)
+        return ", ".join(place.kind if place.kind == "store" else f"{place.kind} {place.id}" for place in places)
+
 
 class SlotView(Protocol):
     """One place for a replica, and what joins it to others.

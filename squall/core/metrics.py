@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from squall.core.fleet_view import Capacity
+from squall.core.fleet_view import Capacity, Transfer
 from squall.core.types import Nanos, ReplicaId, RequestId
 
 UNSET: Final = -1
@@ -86,6 +86,71 @@ STRETCH: Final = (
 """
 
 
+class Decision(Struct, frozen=True, gc=False):
+    """From `at` on `after` replicas of the role are wanted, where it were `before`, and why."""
+
+    at: Nanos
+    role: str
+    before: int
+    after: int
+    why: str
+
+
+class Delivery(Struct, frozen=True):
+    """Weights, or the KV of a request, that have come to a replica.
+
+    Attributes:
+        what: "weights" or "kv".
+        kind: how weights came: "disk", "host", "p2p", "chain", "striped" or "mock"; of KV "handoff".
+        source: where they were before: "host 0", "gpu 1, gpu 2" (of these replicas).
+        route: the replicas that get them in turn, this one among them.
+        path: the links that they crossed, as far as these are known.
+        num_bytes: of all GPUs together.
+        began_at, took: from the first byte's start to the arrival of the last one.
+        request: whose KV.
+        layers_at: of weights, when each layer was complete on all GPUs, UNSET of those that were there before; empty where
+            nobody looked.
+    """
+
+    what: str
+    kind: str
+    source: str
+    replica: ReplicaId
+    route: tuple[ReplicaId, ...]
+    path: tuple[str, ...]
+    num_bytes: int
+    began_at: Nanos
+    took: Nanos
+    request: RequestId = UNSET
+    layers_at: tuple[Nanos, ...] = ()
+
+
+def weights_delivered(
+    replica: ReplicaId, transfer: Transfer, num_bytes: int, began_at: Nanos, took: Nanos, path: tuple[str, ...] = (),
+    layers_at: tuple[Nanos, ...] = (),
+) -> Delivery:  # fmt: skip
+    """A load that has ended, as a load policy had planned it."""
+    return Delivery(
+        "weights", transfer.kind, transfer.named_sources, replica, transfer.path, path, num_bytes, began_at, took,
+        layers_at=layers_at,
+    )  # fmt: skip
+
+
+def kv_delivered(
+    source: ReplicaId, to: ReplicaId, request: RequestId, path: tuple[str, ...], num_bytes: int, began_at: Nanos, took: Nanos
+) -> Delivery:
+    """A hand-off, whole or in part."""
+    return Delivery("kv", "handoff", f"gpu {source}", to, (to,), path, num_bytes, began_at, took, request)
+
+
+class LinkLevels(Struct, frozen=True):
+    """What crossed one direction of a link: from each instant on so many bytes a second, of so many flows."""
+
+    name: str
+    bandwidth: int
+    levels: list[tuple[Nanos, int, int]]
+
+
 class Observed(Struct):
     """What was seen of a run's engines, besides its requests; the simulator fills it when asked.
 
@@ -100,6 +165,7 @@ class Observed(Struct):
         execution: of each request, the time of the steps that worked on it.
         preempted: of each preempted request, the time between losing its KV and the next step that worked on it.
         regenerated: of each preempted request, the tokens that it had when it last lost its KV.
+        handoffs: KV that has come to another replica, in the order of arrival.
     """
 
     block_size: int
@@ -112,6 +178,7 @@ class Observed(Struct):
     execution: dict[RequestId, Nanos] = field(default_factory=dict)
     preempted: dict[RequestId, Nanos] = field(default_factory=dict)
     regenerated: dict[RequestId, int] = field(default_factory=dict)
+    handoffs: list[Delivery] = field(default_factory=list)
 
 
 class RoleUse(Struct, frozen=True):
@@ -158,6 +225,8 @@ class RunRecord(Struct):
         wall_s: how long the run took on the wall clock.
         observed: what its engines did; None where nobody looked.
         fleet: of an elastic fleet that was simulated.
+        decisions: of its controller, and `weights` that came to its replicas, in order of time.
+        links: of the network, where they were recorded.
     """
 
     world: str
@@ -174,3 +243,6 @@ class RunRecord(Struct):
     observed: Observed | None = None
     num_absent: int = 0
     fleet: FleetUse | None = None
+    decisions: list[Decision] = field(default_factory=list)
+    weights: list[Delivery] = field(default_factory=list)
+    links: list[LinkLevels] = field(default_factory=list)

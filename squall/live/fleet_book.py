@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from squall.core.actions import Decided, LoadWeights
 from squall.core.controller import Controller
 from squall.core.fleet import HOLDS_WEIGHTS, Member
-from squall.core.fleet_view import Place
 from squall.core.types import ReplicaId
 from squall.live.frontend import Decision, FleetStatus, GpuStats, LoadStats, ReplicaStatus, RoleStatus, ScaleStats
 from squall.live.rpc.convert import Peer, WeightsMoved
@@ -123,11 +122,6 @@ class FleetBook:
         return ReplicaStatus(
             member.replica, member.role.value, member.phase.value, self.num_layers(member),
             None if transfer is None else transfer.kind,
-            None if transfer is None else _named([transfer.source, *transfer.more_sources]),
+            None if transfer is None else transfer.named_sources,
             member.num_outstanding,
         )  # fmt: skip
-
-
-def _named(places: Sequence[Place]) -> str:
-    """For people: "gpu 0, gpu 1"."""
-    return ", ".join(place.kind if place.kind == "store" else f"{place.kind} {place.id}" for place in places)

@@ -5,7 +5,9 @@
     gaps.parquet      the gaps between tokens, run-length coded as in `core.metrics.Gaps`
     summary.json      the numbers of docs/metrics.md
     events.jsonl.zst  the event log, on demand (`squall serve` writes it too)
-    replicas.parquet, steps.parquet, series.parquet, operators.parquet, trace.json, vidur_metrics.parquet
+    decisions.parquet, transfers.parquet
+                      what an elastic fleet decided and what was moved for it, by `squall.fleetlog`
+    replicas.parquet, steps.parquet, series.parquet, links.parquet, operators.parquet, trace.json, vidur_metrics.parquet
                       of a simulation, where [run] asks for them
     report.html       on demand
 
@@ -32,9 +34,11 @@ from squall.core.metrics import UNSET, Gaps, Observed, RequestRow, RunRecord
 from squall.core.types import SECOND
 from squall.errors import ConfigError, SquallError
 from squall.files import Content, replacing, write_and_sync, write_directory
+from squall.fleetlog import DECISIONS, TRANSFERS, decisions_parquet, transfers_parquet
 from squall.pools import alike, num_gpus, price_of
 from squall.report.detail import Use, detail, usage
-from squall.report.series import series
+from squall.report.links import link_series
+from squall.report.series import bins_of, series
 from squall.report.steps import Stretches, write_steps
 from squall.report.summary import Lives, PoolUse, Summary, summarise
 from squall.report.trace import trace
@@ -49,10 +53,11 @@ if TYPE_CHECKING:
 CONFIG, REQUESTS, GAPS, SUMMARY, REPORT = "config.toml", "requests.parquet", "gaps.parquet", "summary.json", "report.html"
 EVENTS = "events.jsonl.zst"
 OPERATORS = "operators.parquet"
-REPLICAS, STEPS, SERIES, TRACE, VIDUR = (
+REPLICAS, STEPS, SERIES, LINKS, TRACE, VIDUR = (
     "replicas.parquet",
     "steps.parquet",
     "series.parquet",
+    "links.parquet",
     "trace.json",
     "vidur_metrics.parquet",
 )
@@ -79,7 +84,22 @@ class StoredRun(msgspec.Struct, frozen=True):
 
     def series(self) -> polars.DataFrame | None:
         """The run over time; None where it was not asked for."""
-        path = self.path / SERIES
+        return self._table(SERIES)
+
+    def links(self) -> polars.DataFrame | None:
+        """What was on the network over time; None as above."""
+        return self._table(LINKS)
+
+    def decisions(self) -> polars.DataFrame | None:
+        """How many replicas were wanted, and why; None of a fleet that does not change."""
+        return self._table(DECISIONS)
+
+    def transfers(self) -> polars.DataFrame | None:
+        """Weights and KV that were moved; None where nothing was."""
+        return self._table(TRANSFERS)
+
+    def _table(self, name: str) -> polars.DataFrame | None:
+        path = self.path / name
         return _read_parquet(path) if path.is_file() else None
 
 
@@ -142,12 +162,15 @@ def write_run(
         SUMMARY: msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n",
         **observed,
     }
+    files |= _moves(record, config)
     if config.run.series_s is not None:
         parts = alike(config)
         gpus: float = config.replica.tp * config.replica.pp
         if len(parts) > 1:  # all of them are there all the time
             gpus = sum(map(num_gpus, parts)) / config.fleet.num_initial
-        files[SERIES] = _parquet(series(record, config.slo, config.run.series_s, gpus))
+        files[SERIES] = _parquet(series(record, config.slo, config.run.series_s, gpus, usd_per_gpu_hour))
+        if record.links:
+            files[LINKS] = _parquet(link_series(record.links, bins_of(record, config.run.series_s)))
     if events is not None:
         files[EVENTS] = events
     with blaming(part_of or path):
@@ -181,6 +204,14 @@ def pools_of(config: Config, record: RunRecord) -> tuple[PoolUse, ...]:
         cost_usd = None if price is None else gpu_seconds / 3600 * price
         used.append(PoolUse(part.cluster.gpu, part.fleet.num_initial, num_gpus(part), gpu_seconds, cost_usd))
     return tuple(used)
+
+
+def _moves(record: RunRecord, config: Config) -> dict[str, bytes]:
+    """What an elastic fleet decided, and what was moved in any: hand-offs, of which there are many, where rows are asked for."""
+    asked = config.run.steps or config.run.series_s is not None
+    moved = [*record.weights, *(record.observed.handoffs if asked and record.observed is not None else ())]
+    files = {} if record.fleet is None else {DECISIONS: decisions_parquet(record.decisions)}
+    return files | ({TRANSFERS: transfers_parquet(moved)} if moved else {})
 
 
 def _observed_files(record: RunRecord, observed: Observed, use: Use, config: Config) -> dict[str, Content]:

@@ -29,24 +29,35 @@ PHASES = tuple(phase.value for phase in Phase if phase is not Phase.OFF)
 Floats = NDArray[np.float64]
 
 
-def series(record: RunRecord, slo: Slo, every_s: float, gpus_per_replica: float) -> polars.DataFrame:
-    """The series of a run in bins of `every_s` seconds; the last one may be cut off by the end of the run.
+def bins_of(record: RunRecord, every_s: float) -> Int64s:
+    """The edges of bins of `every_s` seconds; the last one may be cut off by the end of the run.
 
-    Counts and sums are of the bin, levels (waiting, running, KV blocks, replicas) its mean over time; see docs/metrics.md.
     Raises ConfigError where that would be more rows than a person can want.
     """
-    import polars as pl
-
     every = max(1, round(every_s * SECOND))
     bins = max(1, -(-record.ended_at // every))
     if bins > MOST_ROWS:
         least = record.ended_at / SECOND / MOST_ROWS
         raise ConfigError(f"run.series_s is {every_s}, too fine for {bins:,} rows; use {least:.2g} or more")
-    edges = np.minimum(np.arange(bins + 1, dtype=np.int64) * every, max(record.ended_at, 1))
+    return np.minimum(np.arange(bins + 1, dtype=np.int64) * every, max(record.ended_at, 1))
+
+
+def series(
+    record: RunRecord, slo: Slo, every_s: float, gpus_per_replica: float, usd_per_gpu_hour: float | None = None
+) -> polars.DataFrame:
+    """The series of a run in the bins of `bins_of`.
+
+    Counts and sums are of the bin, levels (waiting, running, KV blocks, replicas) its mean over time; see docs/metrics.md.
+    """
+    import polars as pl
+
+    edges = bins_of(record, every_s)
     lives = Lives.of(record.requests)
     columns = {"at_s": edges[:-1] / SECOND, **_requests(lives, slo, edges)}
     if record.observed is not None:
         columns |= _engines(record.observed, edges) | _fleet(record.observed, edges, gpus_per_replica)
+        if usd_per_gpu_hour is not None:
+            columns["cost_usd"] = np.asarray(columns["gpu_seconds"], dtype=np.float64) / 3600 * usd_per_gpu_hour
     return pl.DataFrame(columns)
 
 

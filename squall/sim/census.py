@@ -1,22 +1,31 @@
-"""How many replicas of each role a simulated fleet has had, how long new ones took, and on a shared cluster how many GPUs it had.
+"""How many replicas of each role a simulated fleet has had and why, how long new ones took, and on a shared cluster its GPUs.
 
 Knows no policy and decides nothing.
 """
 
 from __future__ import annotations
 
-from squall.core.actions import AnyAction
+from squall.core.actions import AnyAction, Decided, LoadWeights
 from squall.core.controller import Controller
-from squall.core.events import AnyEvent, Warmed
-from squall.core.metrics import FleetUse, GpuLevel, RoleUse
-from squall.core.types import Nanos, Role
+from squall.core.events import AnyEvent, Warmed, WeightsLoaded
+from squall.core.fleet_view import Transfer
+from squall.core.metrics import Decision, Delivery, FleetUse, GpuLevel, RoleUse, weights_delivered
+from squall.core.types import Nanos, ReplicaId, Role
 
 
 class Census:
-    """The controller, counted after every event. A machine as it is itself."""
+    """The controller, counted after every event. A machine as it is itself.
+
+    Attributes:
+        decisions: that it took.
+        mocked: loads that took a fixed time, of which no network knows.
+    """
 
     def __init__(self, controller: Controller) -> None:
         self.wake_at = controller.wake_at
+        self.decisions: list[Decision] = []
+        self.mocked: list[Delivery] = []
+        self._mocks: dict[ReplicaId, tuple[Transfer, Nanos]] = {}
         self._controller = controller
         self._counted_at: Nanos = 0
         self._now = dict.fromkeys(controller.states, 0)
@@ -30,6 +39,8 @@ class Census:
     def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
         actions = self._controller.handle(event, now)
         self.wake_at = self._controller.wake_at
+        if actions:
+            self._remember(actions, now)
         counted = {role: len(state.ready) for role, state in self._controller.states.items()}
         if counted != self._now:
             self._count(counted, now)
@@ -39,7 +50,18 @@ class Census:
             member = self._controller.fleet[event.replica]
             if member.launched_at and not member.stopping:
                 self._ready_after.append(now - member.launched_at)
+        elif type(event) is WeightsLoaded and event.replica in self._mocks:
+            transfer, since = self._mocks.pop(event.replica)
+            if now > since:  # else it was there from the beginning
+                self.mocked.append(weights_delivered(event.replica, transfer, 0, since, now - since))
         return actions
+
+    def _remember(self, actions: list[AnyAction], now: Nanos) -> None:
+        for action in actions:
+            if type(action) is Decided:
+                self.decisions.append(Decision(now, action.role.value, action.before, action.after, action.why))
+            elif type(action) is LoadWeights and action.transfer.kind == "mock":
+                self._mocks[action.replica] = action.transfer, now
 
     def _look_at_gpus(self, now: Nanos) -> None:
         held, awaited = self._controller.gpus

@@ -74,9 +74,9 @@ class Ground(Struct, frozen=True):
         first = slots.node(replica) * on_node + replica % slots.per_node * self.num_gpus
         return range(first, first + self.num_gpus)
 
-    def wires(self) -> Wires:
-        """The network, empty."""
-        return Wires(Network(self.links), count(), count(-1, -1))
+    def wires(self, record: bool = False) -> Wires:
+        """The network, empty; `record` as in `Network`."""
+        return Wires(Network(self.links, record), count(), count(-1, -1))
 
     def roads(self, wires: Wires) -> Roads | None:
         """The weights' part of the network."""

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from squall.core.types import Nanos
-from squall.sim.shares import NANO, UNLIMITED, Flow, FlowId, Link, fair_rates, narrowest
+from squall.sim.shares import NANO, UNLIMITED, Flow, FlowId, Link, Progress, fair_rates, narrowest
 
 
 class Arrived(NamedTuple):
@@ -32,7 +32,7 @@ class Network:
 
     Args:
         links: bytes a second of each; less than one is none.
-        record: keep for each link what it carried, and how its rate changed.
+        record: keep for each link what it carried, how its rate changed and of how many flows it was; for each flow its progress.
     """
 
     __slots__ = ("_arrived", "_flows", "_heap", "_links", "_now", "_num_broken", "_number", "_paths", "_record")
@@ -58,6 +58,10 @@ class Network:
         return self._links
 
     @property
+    def records(self) -> bool:
+        return self._record
+
+    @property
     def is_broken(self) -> bool:
         """Nothing moves across some link."""
         return self._num_broken > 0
@@ -81,6 +85,10 @@ class Network:
         """Nanobytes that the link has carried until now, where that is recorded."""
         known = self._links[link]
         return known.moved + known.rate * (self._now - known.at)
+
+    def progress(self, flow: FlowId) -> Progress:
+        """How far the flow was when, where that is recorded; it grows until the flow has ended."""
+        return self._flows[flow].progress
 
     def next_end(self) -> Nanos | None:
         """When `advance` is to be called next: something arrives, or shares change of themselves. None: never."""
@@ -228,12 +236,14 @@ class Network:
             link.demand = demand = link.demand + own
             if demand > link.bandwidth:
                 narrow = True
+        if self._record:
+            self._add_rate(flow, 0)  # it is there, though it may get nothing
         if narrow:
             self._share((flow,))
             return
-        flow.rate = flow.narrowest  # what most flows of a calm network get, at the least cost
         if self._record:
-            self._add_rate(flow.path, flow.rate)
+            self._add_rate(flow, flow.narrowest)
+        flow.rate = flow.narrowest  # what most flows of a calm network get, at the least cost
         self._schedule(flow)
         for follower in flow.followers:
             self._schedule(follower)
@@ -257,7 +267,7 @@ class Network:
                 beside[flow.upstream] = None
             beside.pop(flow, None)
             if self._record:
-                self._add_rate(flow.path, -flow.rate)
+                self._add_rate(flow, -flow.rate)
                 for link in flow.path:
                     link.moved -= beyond
         flow.due = None
@@ -331,7 +341,7 @@ class Network:
                 flow.moved += flow.rate * (now - flow.at)
                 flow.at = now
                 if self._record:
-                    self._add_rate(flow.path, rate - flow.rate)
+                    self._add_rate(flow, rate - flow.rate)
                 flow.rate = rate
                 changed.append(flow)
             elif flow.upstream is not None:
@@ -344,13 +354,14 @@ class Network:
                 if follower not in rates:
                     self._schedule(follower)
 
-    def _add_rate(self, path: tuple[Link, ...], rate: int) -> None:
-        """For the record."""
+    def _add_rate(self, flow: Flow, rate: int) -> None:
+        """For the record: the flow, settled, gets so much more from now on."""
         now = self._now
-        for link in path:
+        flow.progress.append((now, flow.moved, flow.rate + rate))
+        for link in flow.path:
             link.moved += link.rate * (now - link.at)
             link.at = now
             link.rate += rate
             if link.series and link.series[-1][0] == now:
                 link.series.pop()
-            link.series.append((now, link.rate))
+            link.series.append((now, link.rate, len(link.flows)))

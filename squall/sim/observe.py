@@ -11,9 +11,9 @@ from typing import Final, NamedTuple, Protocol
 
 from squall.core.actions import AnyAction, Chunk, Forget, Hold, Join, Preempt, RunLayers, RunSteps, Send, SwapIn, SwapOut
 from squall.core.controller import Controller
-from squall.core.events import AnyEvent, LayersDone, ReplicaLost, StepsDone
+from squall.core.events import AnyEvent, KvSent, LayersDone, ReplicaLost, StepsDone
 from squall.core.machine import Machine
-from squall.core.metrics import Observed
+from squall.core.metrics import Observed, kv_delivered
 from squall.core.replica import Replica
 from squall.core.types import CONTROLLER, MachineId, Nanos, ReplicaId, RequestId, RunId
 from squall.perf.latency import LatencyModel, Progression
@@ -131,6 +131,9 @@ class Observer:
         if type(event) is StepsDone:
             self._end(machine, event, now)
         elif type(event) is LayersDone:
+        elif type(event) is KvSent:
+            handed = kv_delivered(machine, event.to, event.request, event.path, event.num_bytes, now - event.took, event.took)
+            self.observed.handoffs.append(handed)
             self._end_layers(machine, now)
         for action in actions:
             if type(action) is RunSteps:

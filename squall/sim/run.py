@@ -16,7 +16,7 @@ from squall.config import Config
 from squall.core.controller import Controller
 from squall.core.events import AnyEvent, Cancelled
 from squall.core.machine import Machine
-from squall.core.metrics import RunRecord
+from squall.core.metrics import LinkLevels, RunRecord
 from squall.core.pipeline import replica_of
 from squall.core.types import CONTROLLER, FOREVER, ROUTER, SECOND, MachineId, Nanos, ReplicaId, RequestId, RunId
 from squall.deployment import router_of
@@ -115,6 +115,7 @@ class Body:
         block_size = config.replica.block_size
         if ground is None:
             ground = bare_ground(config)
+        self._whole = ground.links  # as wide as they are unless something is wrong
         plan = ground.plan
         self.slots = plan.slots
         router = router_of(config, plan.is_elastic)
@@ -140,7 +141,7 @@ class Body:
         self.faults = faults = ground.faults(config)
         pools = dict.fromkeys(range(plan.slots.num), (num_blocks, block_size))
         pools |= {replica: (kind.num_blocks, block_size) for replica, kind in enumerate(of_each)}
-        wires = wires or ground.wires()
+        self._network, _, _ = wires = wires or ground.wires(record=config.run.series_s is not None)
         delays_now = ground.delays if delays is None else delays
         begins_up = delays is None
         self.loader = Loader(pools, delays_now, ground.roads(wires), faults, begins_up, kv=ground.kv_moves(wires))
@@ -168,7 +169,15 @@ class Body:
         record.scale_ups, record.scale_downs = driver.scale_ups, driver.scale_downs
         gpus, replicas = self._gpus_per_replica
         record.gpu_nanos = driver.replica_nanos * gpus // replicas
-        record.fleet = None if self.census is None else self.census.use(driver.now)
+        moved = [] if self.loader.roads is None else self.loader.roads.weights.ended
+        record.weights = [each.delivered() for each in moved]
+        if self.census is not None:
+            record.fleet = self.census.use(driver.now)
+            record.decisions = self.census.decisions
+            record.weights += self.census.mocked
+        record.weights.sort(key=lambda each: each.began_at)
+        links = self._network.links.values()
+        record.links = [LinkLevels(link.name, int(self._whole[link.name]), link.series) for link in links if link.series]
         return record
 
 

@@ -15,6 +15,9 @@ from squall.core.types import Nanos
 
 FlowId = int
 
+Progress = list[tuple[Nanos, int, int]]
+"""Of a flow: from each instant on, with what it had moved by then (nanobytes), at which rate."""
+
 NANO: Final = 1_000_000_000
 UNLIMITED: Final = 1 << 80
 """Bytes a second of a path without links: within one memory."""
@@ -27,7 +30,7 @@ class Link:
         bandwidth: whole bytes a second; 0 while it is broken.
         flows: in order of arrival; `demand`: what they would take if each were alone. One with enough for that slows nobody down.
         rate, moved: of all its flows together, and nanobytes until `at`, where that is recorded.
-        series: (instant, rate) from each change of the rate on, where they are recorded.
+        series: (instant, rate, number of flows) from each change on, where they are recorded.
     """
 
     __slots__ = ("at", "bandwidth", "demand", "flows", "moved", "name", "rate", "series")
@@ -40,7 +43,7 @@ class Link:
         self.at: Nanos = 0
         self.flows: dict[Flow, None] = {}
         self.demand = 0
-        self.series: list[tuple[Nanos, int]] = []
+        self.series: list[tuple[Nanos, int, int]] = []
 
 
 class Flow:
@@ -51,10 +54,11 @@ class Flow:
         lag: how much of the upstream must be there before this one starts, and stays ahead of it.
         tied: it has caught up with the upstream and is no faster.
         narrowest: the least bandwidth on its path.
+        progress: how far it was when, where that is recorded.
     """
 
-    __slots__ = ("at", "due", "followers", "id", "lag", "moved", "narrowest", "path", "rate", "reached", "started", "targets",
-                 "tied", "upstream")  # fmt: skip
+    __slots__ = ("at", "due", "followers", "id", "lag", "moved", "narrowest", "path", "progress", "rate", "reached", "started",
+                 "targets", "tied", "upstream")  # fmt: skip
 
     def __init__(
         self, id: FlowId, path: tuple[Link, ...], narrowest: int, targets: list[int], upstream: Flow | None, lag: int, now: Nanos
@@ -73,6 +77,7 @@ class Flow:
         self.at = now
         self.rate = 0
         self.due: Nanos | None = None  # the next thing that happens to it
+        self.progress: Progress = []
 
     def settle(self, now: Nanos) -> None:
         self.moved += self.rate * (now - self.at)

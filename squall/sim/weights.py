@@ -8,16 +8,18 @@ exchange shares. Knows no policy, no KV and no replica's life.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from squall.core.fleet_view import Place, Transfer
+from squall.core.metrics import UNSET, Delivery, weights_delivered
 from squall.core.types import Nanos, ReplicaId
 from squall.sim.fabric import Fabric, Path
 from squall.sim.network import Arrived, Network
-from squall.sim.shares import FlowId
+from squall.sim.shares import NANO, FlowId, Progress
 
 CHUNK = 16 << 20
 """Bytes that are forwarded at a time: a millisecond at 100 Gbps, so that a hop costs about that."""
@@ -32,13 +34,23 @@ class LayerIn(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A load that has ended: bytes of all GPUs together, and between which instants they came."""
+    """A load that has ended: bytes of all GPUs together, between which instants they came, and over which links.
+
+    `layers_at` as in `core.metrics.Delivery`.
+    """
 
     replica: ReplicaId
     transfer: Transfer
     num_bytes: int
     began_at: Nanos
     ended_at: Nanos
+    links: tuple[str, ...] = ()
+    layers_at: tuple[Nanos, ...] = ()
+
+    def delivered(self) -> Delivery:
+        """For the record of a run."""
+        took = self.ended_at - self.began_at
+        return weights_delivered(self.replica, self.transfer, self.num_bytes, self.began_at, took, self.links, self.layers_at)
 
 
 class Load:
@@ -48,9 +60,11 @@ class Load:
         flows: by GPU of the replica and lane (0 where nothing is striped); empty while it waits for the replica before it.
         first: layers that it had when the flows began; `missing`: pieces that still lack of each layer after these, and of all.
         layers: whether single layers are reported.
+        links: that the flows cross; `progress`: of each, after how many bytes it has its share of each layer, and how far it was.
     """
 
-    __slots__ = ("began_at", "first", "flows", "layers", "missing", "num_bytes", "reached", "replica", "transfer")
+    __slots__ = ("began_at", "first", "flows", "layers", "links", "missing", "num_bytes", "progress", "reached", "replica",
+                 "transfer")  # fmt: skip
 
     def __init__(self, replica: ReplicaId, transfer: Transfer, now: Nanos, layers: bool) -> None:
         self.replica = replica
@@ -62,6 +76,8 @@ class Load:
         self.flows: dict[tuple[int, int], FlowId] = {}
         self.missing: list[int] = []
         self.reached: dict[FlowId, int] = {}  # of its targets
+        self.links: dict[str, None] = {}
+        self.progress: list[tuple[list[int], Progress]] = []
 
 
 class WeightFlows:
@@ -220,6 +236,8 @@ class WeightFlows:
         load.first = first
         load.missing = [gpus * num_lanes] * (len(self._bounds) - first + 1 if load.layers else 1)
         load.num_bytes = (self._total - self._offset(load)) * gpus
+        load.links = {}
+        load.progress = []
 
     def _offset(self, load: Load) -> int:
         """Of one GPU's shard, bytes that were there when the flows began."""
@@ -229,7 +247,8 @@ class WeightFlows:
         """One lane to all GPUs of a replica, from the first layer that is missing; after what `giver` gets of it itself."""
         load = self._loads[replica]
         size = self._lane_bytes(load, lane)
-        marks = self._marks(load, size) if load.layers else []
+        network = self._network
+        marks = self._marks(load, size) if load.layers or network.records else []
         upstream = self._loads.get(giver) if giver is not None else None
         behind = self._chunk + self._offset(load) - self._offset(upstream) if upstream is not None else 0
         for rank, gpu in enumerate(self._gpus_of(replica)):
@@ -238,7 +257,10 @@ class WeightFlows:
             self._of_flow[flow] = load
             after = upstream.flows[rank, lane] if upstream is not None else None
             path = self._path(source, rank, gpu)
-            self._network.start(flow, path, size, now, marks=marks, after=after, chunk=behind)
+            network.start(flow, path, size, now, marks=marks if load.layers else (), after=after, chunk=behind)
+            load.links.update(dict.fromkeys(path))
+            if network.records:
+                load.progress.append((marks, network.progress(flow)))
 
     def _lane_bytes(self, load: Load, lane: int) -> int:
         """Of one GPU's shard, from the first layer that is missing, what comes on that lane."""
@@ -267,7 +289,8 @@ class WeightFlows:
         del self._loads[load.replica]
         self._had.pop(load.replica, None)
         self._whole.add(load.replica)
-        self.ended.append(Moved(load.replica, load.transfer, load.num_bytes, load.began_at, now))
+        layers_at = _layers_at(load) if load.progress else ()
+        self.ended.append(Moved(load.replica, load.transfer, load.num_bytes, load.began_at, now, tuple(load.links), layers_at))
 
     def _stop(self, load: Load, now: Nanos, ended: Mapping[FlowId, int] = {}) -> None:
         """Its flows end, and those that follow them: these loads wait, then, for this one to begin again.
@@ -303,3 +326,16 @@ def _needs(load: Load, place: Place) -> bool:
         return others or place == transfer.source or place in transfer.more_sources
     at = transfer.path.index(load.replica)
     return place == (Place("gpu", transfer.path[at - 1]) if at else transfer.source)
+
+
+def _layers_at(load: Load) -> tuple[Nanos, ...]:
+    """When each layer was complete on all GPUs: once the last of the flows had brought its share."""
+    shares = [[_reached_at(progress, mark) for mark in marks] for marks, progress in load.progress]
+    return (UNSET,) * load.first + tuple(map(max, zip(*shares, strict=True)))
+
+
+def _reached_at(progress: Progress, num_bytes: int) -> Nanos:
+    """When the flow had brought so many bytes."""
+    target = num_bytes * NANO
+    at, moved, rate = progress[bisect_left(progress, target, key=itemgetter(1)) - 1]
+    return at - (moved - target) // rate

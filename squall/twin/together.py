@@ -57,7 +57,7 @@ def rehearse_together(
     if progress is not None:
         progress.phase("simulating", sum(len(part.requests) for part in parts))
     began = time.perf_counter()
-    wires = parts[0].ground.wires()
+    wires = parts[0].ground.wires(record=any(config.run.series_s is not None for config in configs))
     bodies = [
         Body(
             config, part.requests, part.latency, part.num_blocks, ground=part.ground, wires=wires, log=part.log,

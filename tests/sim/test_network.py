@@ -280,8 +280,10 @@ def test_how_a_link_was_used_is_recorded_where_asked() -> None:
     network.start(1, ["a"], 10 * G, 0)
     network.start(2, ["a", "b"], 4 * G, 500 * MILLISECOND)
     run(network)
-    assert network.links["a"].series == [(0, 10 * G), (500 * MILLISECOND, 10 * G), (1333333334, 4 * G), (1500000000, 0)]
-    assert network.links["b"].series[0] == (500 * MILLISECOND, 4 * G)
+    assert network.links["a"].series == [
+        (0, 10 * G, 1), (500 * MILLISECOND, 10 * G, 2), (1333333334, 4 * G, 1), (1500000000, 0, 0),
+    ]  # fmt: skip
+    assert network.links["b"].series[0] == (500 * MILLISECOND, 4 * G, 1)
     assert not Network({"a": G}).links["a"].series
 
 

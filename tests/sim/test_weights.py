@@ -21,9 +21,9 @@ LAYERS = 8
 class Cluster:
     """Cluster A of BlitzScale's paper with replicas of `tp` GPUs each: 8 layers of 1.5 GB a GPU, and 0.5 GB after them."""
 
-    def __init__(self, tp: int = 1, num_nodes: int = 4, chunk: int = 16 << 20) -> None:
+    def __init__(self, tp: int = 1, num_nodes: int = 4, chunk: int = 16 << 20, record: bool = False) -> None:
         self.fabric = Fabric(resolve_node("blitz-cluster-a"), num_nodes=num_nodes)
-        self.network = Network(self.fabric.links)
+        self.network = Network(self.fabric.links, record)
         layer_bytes = [3 * G // 2] * LAYERS
         self.flows = WeightFlows(
             self.network, self.fabric, lambda replica: range(replica * tp, replica * tp + tp), layer_bytes, G // 2,
@@ -269,3 +269,52 @@ def test_whatever_is_lost_every_layer_comes_once_and_in_order(steps: list[tuple[
     assert not cluster.flows.loading
     assert all(layers_of == ALL for layers_of in got.values() if layers_of), got
     assert all(link.rate == 0 and not link.flows for link in cluster.network.links.values())
+
+
+# -- for the record
+
+
+@pytest.mark.parametrize("layers", [True, False])
+def test_where_it_is_recorded_each_layer_has_its_instant_told_or_not(layers: bool) -> None:
+    """Layers of 1.5 GB at 100 Gbps, 120 ms each; from 300 ms on the link is shared, and from 0.7 s on slow."""
+    cluster = Cluster(tp=2, record=True)
+    cluster.flows.load(4, chain(4), 0, layers)
+    told = cluster.until(300 * MILLISECOND)
+    cluster.network.start(-1, cluster.fabric.gpu_to_gpu(0, 8), 2 * G, 300 * MILLISECOND)
+    told += cluster.until(700 * MILLISECOND)
+    cluster.network.set_bandwidth(cluster.fabric.nic_of(9) + ".in", 4 * G, 700 * MILLISECOND)
+    told += cluster.until()
+    [moved] = cluster.flows.ended
+    assert moved.layers_at[:2] == (120 * MILLISECOND, 240 * MILLISECOND)
+    assert len(moved.layers_at) == LAYERS
+    assert sorted(moved.layers_at) == list(moved.layers_at)
+    assert moved.layers_at[-1] < moved.ended_at
+    assert moved.links == (*cluster.fabric.gpu_to_gpu(0, 8), *cluster.fabric.gpu_to_gpu(1, 9))
+    if layers:
+        assert [event.at for event in told] == [*moved.layers_at, moved.ended_at]
+
+
+def test_layers_along_a_chain_and_in_stripes_are_recorded_as_they_are_told() -> None:
+    stripes = Transfer("m", Place("gpu", 0), (8, 9), "striped", more_sources=(Place("gpu", 1),))
+    for transfer in (chain(8, 16, 24), stripes):
+        cluster = Cluster(record=True)
+        for replica in transfer.path:
+            cluster.flows.load(replica, transfer, 0)
+        told = cluster.until()
+        assert len(cluster.flows.ended) == len(transfer.path)
+        for moved in cluster.flows.ended:
+            assert [event.at for event in told if event.replica == moved.replica] == [*moved.layers_at, moved.ended_at]
+
+
+def test_layers_that_were_there_before_have_no_instant_and_nothing_is_kept_unasked() -> None:
+    cluster = Cluster(record=True)
+    cluster.flows.load(8, chain(8), 0)
+    cluster.until(250 * MILLISECOND)
+    cluster.flows.load(8, chain(8, source=Place("gpu", 1)), 250 * MILLISECOND)
+    cluster.until()
+    [moved] = cluster.flows.ended
+    assert moved.layers_at == (-1, -1, *(250 * MILLISECOND + 120 * MILLISECOND * layer for layer in range(1, 7)))
+    plain = Cluster()
+    plain.flows.load(8, chain(8), 0)
+    plain.until()
+    assert plain.flows.ended[0].layers_at == ()
