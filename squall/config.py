@@ -266,7 +266,7 @@ def from_tree(where: str, tree: dict[str, Any]) -> Config:
     config = msgspec.structs.replace(config, **{name: _own_policy(where, name, table) for name, table in own.items()})
     mistake = extreme(tree)
     mistake = mistake or fleet_mistake(config.fleet, config.cluster, config.replica)
-    mistake = mistake or faults_mistake(config.faults, config.fleet, config.cluster, config.replica)
+    mistake = mistake or faults_mistake(config.faults, config.hazards, config.fleet, config.cluster, config.replica)
     mistake = mistake or policies_mistake(config.fleet, config.scale, config.load)
     mistake = mistake or launcher_mistake(config.launcher, config.fleet, config.replica.tp * config.replica.pp)
     if mistake is not None:

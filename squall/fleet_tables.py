@@ -24,8 +24,13 @@ UNUSED: Final[dict[str, tuple[str, ...]]] = {"colocated": ("prefill", "decode"),
 
 MOST_REPLICAS: Final = 100_000
 
+SLOWEST: Final = 10_000
+"""So many times as slow as it should be no replica is."""
+
 Size = Annotated[int, Meta(ge=1, le=MOST_REPLICAS)]
 MaybeNone = Annotated[int, Meta(ge=0, le=MOST_REPLICAS)]
+Left = Annotated[float, Meta(ge=0, lt=1)]  # of the rate of a link, or of the speed of a replica
+Chances = Annotated[float, Meta(ge=0, le=3600)]  # an hour: above one a second nothing would ever come up
 
 
 class Replicas(Struct, frozen=True, forbid_unknown_fields=True):
@@ -184,8 +189,8 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         at_s: when.
         kind: "replica" (it dies), "node" (it goes, after `notice_s` where that is given: spot reclaim), "link" (the node's
-            network and disks give only `factor` of their rate), "slow" (the replica's steps take 1 / `factor` times as long, in
-            whole numbers).
+            network and disks give only `factor` of their rate; 0 is a link that is lost, and what is on it waits), "slow" (the
+            steps of whatever runs in that replica's place take 1 / `factor` times as long, in whole numbers).
         which: the replica or the node.
         duration_s: until a node comes back, or a link or a replica is as fast as before; for ever when None.
     """
@@ -195,17 +200,52 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True):
     which: NotNegative
     duration_s: Seconds | None = None
     notice_s: Delay = 0.0
-    factor: Annotated[float, Meta(gt=0, lt=1)] = 0.5
+    factor: Left = 0.5
 
 
 class Hazards(Struct, frozen=True, forbid_unknown_fields=True):
-    """Random losses in a simulation: of every replica that is there, and of every node, so many an hour on average: at most one a
-    second, below which nothing would ever come up."""
+    """What goes wrong by chance in a simulation, so many times an hour on average, each as the fault of its kind.
 
-    replica_per_hour: Annotated[float, Meta(ge=0, le=3600)] = 0.0
-    node_per_hour: Annotated[float, Meta(ge=0, le=3600)] = 0.0
+    Kinds do not know of each other: one that is added strikes between the others, and changes none of them.
+
+    Attributes:
+        replica_per_hour: of every replica, that it dies.
+        node_per_hour, node_back_s, notice_s: of every node, that it goes; until it is back; before it goes.
+        link_lost_per_hour, link_lost_s: of every node, that its links are lost; for so long on average.
+        link_per_hour, link_s, link_factor: of every node, that its links are slow; likewise; what is left of their rate.
+        slow_per_hour, slow_s, slow_factor: of every replica, that it is a straggler; likewise; what is left of its speed.
+
+    Durations are exponentially distributed.
+    """
+
+    replica_per_hour: Chances = 0.0
+    node_per_hour: Chances = 0.0
     node_back_s: Seconds = 300.0
     notice_s: Delay = 0.0
+    link_lost_per_hour: Chances = 0.0
+    link_lost_s: Seconds = 60.0
+    link_per_hour: Chances = 0.0
+    link_s: Seconds = 60.0
+    link_factor: Left = 0.5
+    slow_per_hour: Chances = 0.0
+    slow_s: Seconds = 60.0
+    slow_factor: Left = 0.5
+
+    @property
+    def may_strike(self) -> bool:
+        """Whether anything can go wrong by chance."""
+        return any(getattr(self, name) for name in self.__struct_fields__ if name.endswith("_per_hour"))
+
+    @property
+    def longest_s(self) -> float:
+        """By then what has gone wrong is whole again: a duration is never twenty times its mean."""
+        lost = 2 * (self.notice_s + self.node_back_s) if self.node_per_hour else 0.0
+        lasting = (
+            (self.link_lost_per_hour, self.link_lost_s),
+            (self.link_per_hour, self.link_s),
+            (self.slow_per_hour, self.slow_s),
+        )
+        return max(lost, *(20 * mean_s for per_hour, mean_s in lasting if per_hour), 0.0)
 
 
 class _Cluster(Protocol):
@@ -231,13 +271,24 @@ def num_slots(cluster: _Cluster, replica: _Replica) -> int:
     return cluster.nodes * per_node if per_node else cluster.nodes // -(-gpus // cluster.gpus_per_node)
 
 
-def faults_mistake(faults: Sequence[Fault], fleet: Fleet, cluster: _Cluster, replica: _Replica) -> str | None:
-    """A fault of something that there never is. A replica has the number of its place: a fleet may use them all."""
+def faults_mistake(faults: Sequence[Fault], hazards: Hazards, fleet: Fleet, cluster: _Cluster, replica: _Replica) -> str | None:
+    """A fault of something that there never is, or that changes nothing. A replica has the number of its place: a fleet may use
+    them all."""
     places = fleet.num_maximum if cluster.gpu.lower() == "cpu" else max(fleet.num_maximum, num_slots(cluster, replica))
     for index, fault in enumerate(faults):
         what, num = ("node", cluster.nodes) if fault.kind in ("node", "link") else ("replica", places)
         if fault.which >= num:
             return f"faults[{index}].which = {fault.which}: there is no such {what}; they are counted from 0 to {num - 1}"
+        if fault.kind == "slow" and (mistake := _slow_mistake(f"faults[{index}].factor", fault.factor)) is not None:
+            return mistake
+    return _slow_mistake("hazards.slow_factor", hazards.slow_factor)
+
+
+def _slow_mistake(key: str, factor: float) -> str | None:
+    if factor * SLOWEST < 1:
+        return f"{key} = {factor}: expected at least {1 / SLOWEST}; a replica that stands still is a lost one, kind = \"replica\""
+    if round(1 / factor) == 1:
+        return f"{key} = {factor} changes nothing: steps take a whole number of times as long; choose 0.5, 0.33 or less"
     return None
 
 

@@ -26,6 +26,8 @@ from squall.mistakes import shown
 OF_NODES = ("node", "link")
 """Faults that are not of one fleet."""
 
+OF_NODES_BY_CHANCE = ("node_per_hour", "link_lost_per_hour", "link_per_hour")
+
 LONGEST_NAME = 100
 """A folder's name, with what is put around it while it is written."""
 
@@ -78,7 +80,7 @@ def with_faults_dealt_out(configs: Sequence[Config]) -> list[Config]:
     dealt = []
     for number, config in enumerate(configs):
         own = tuple(fault for fault in config.faults if fault.kind not in OF_NODES)
-        hazards = config.hazards if not number else replace(config.hazards, node_per_hour=0.0)
+        hazards = config.hazards if not number else replace(config.hazards, **dict.fromkeys(OF_NODES_BY_CHANCE, 0.0))
         run = replace(config.run, seed=config.run.seed + number)  # whose replica breaks is not the same for all
         dealt.append(replace(config, faults=own if number else (*common, *own), hazards=hazards, run=run))
     return dealt
@@ -106,7 +108,7 @@ def _check_same(first: Config, config: Config, file: str, other: str) -> None:
     """What is the cluster's, or the run's, must be said alike."""
     for table, keys in (
         ("cluster", first.cluster.__struct_fields__),
-        ("hazards", ("node_per_hour", "node_back_s", "notice_s")),
+        ("hazards", (*OF_NODES_BY_CHANCE, "node_back_s", "notice_s", "link_lost_s", "link_s", "link_factor")),
         ("run", ("duration_s", "out")),
     ):
         here, there = getattr(first, table), getattr(config, table)

@@ -40,6 +40,8 @@ def test_a_fleet_of_two_roles_needs_the_least_of_both() -> None:
         (["run.duration_s=5"], [], r"the same run.duration_s: it is 5.0 in a.toml, and not set in b.toml"),
         ([], ["run.out='there'"], r"the same run.out: it is not set in a.toml, and 'there' in b.toml"),
         (["hazards.node_per_hour=1"], [], r"the same hazards.node_per_hour"),
+        (["hazards.link_per_hour=1"], [], r"the same hazards.link_per_hour"),
+        ([], ["hazards.link_lost_s=1"], r"the same hazards.link_lost_s: it is 60.0 in a.toml, and 1.0 in b.toml"),
         (
             [],
             ["model.served_as=['m0']"],

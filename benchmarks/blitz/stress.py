@@ -99,8 +99,14 @@ def stressed(pair: Pair, num_events: int) -> Stressed:
 
 
 def _breaking(pair: Pair, seed: int) -> Config:
-    """A replica dies every few seconds, a node every minute, half of these with two seconds of notice."""
-    hazards = Hazards(replica_per_hour=600 / pair.num_slots, node_per_hour=30, node_back_s=5, notice_s=2.0 * (seed % 2))
+    """A replica dies every few seconds, a node every minute, half of these with two seconds of notice; as often as replicas die,
+    others are slow for a while, and as often as nodes do, their links are slow or lost."""
+    often, seldom = 600 / pair.num_slots, 30
+    hazards = Hazards(
+        replica_per_hour=often, node_per_hour=seldom, node_back_s=5, notice_s=2.0 * (seed % 2),
+        link_lost_per_hour=seldom, link_lost_s=2, link_per_hour=seldom, link_s=5, link_factor=0.1,
+        slow_per_hour=often, slow_s=5, slow_factor=0.3,
+    )  # fmt: skip
     config = pair.elastic(Auto(live=seed % 3 > 0))
     fleet = replace(config.fleet, down_window_s=0.333, idle_ttl_s=0.333)
     return replace(config, hazards=hazards, fleet=fleet, run=replace(config.run, seed=seed))

@@ -95,10 +95,9 @@ class Ground(Struct, frozen=True):
 
     def faults(self, config: Config) -> Faults | None:
         """What is to go wrong; None where nothing is."""
-        hazards = config.hazards
-        if not (config.faults or hazards.replica_per_hour or hazards.node_per_hour):
+        if not (config.faults or config.hazards.may_strike):
             return None
-        return Faults(config.faults, hazards, self.plan.slots, config.run.seed)
+        return Faults(config.faults, config.hazards, self.plan.slots, config.run.seed)
 
 
 def bare_ground(config: Config) -> Ground:
@@ -113,7 +112,7 @@ def ground(
 
     `share` is the fleet's place on it where there are others.
     """
-    breaks = bool(config.faults or config.hazards.replica_per_hour or config.hazards.node_per_hour)
+    breaks = bool(config.faults) or config.hazards.may_strike
     sends = config.fleet.moves_kv and config.handoff.delay_s is None
     if share is None and not plain_plan(config).is_elastic and not breaks and not sends:
         return bare_ground(config)

@@ -41,7 +41,7 @@ def kinds_of(config: Config, model: ModelSpec) -> list[Kind]:
     """
     if not config.fleet.pools:
         return []
-    if config.faults or config.hazards.replica_per_hour or config.hazards.node_per_hour:
+    if config.faults or config.hazards.may_strike:
         raise ConfigError("[[faults]] and [hazards] break fleets whose replicas are alike; leave them out, or [[fleet.pools]]")
     parts = alike(config)
     if len({files_outputs_of(part) for part in parts if part.batching.prefix_cache}) > 1:

@@ -51,6 +51,10 @@ class Breaker(Protocol):
         """Do what is due."""
         ...
 
+    def began(self, replica: ReplicaId, now: Nanos) -> None:
+        """The replica's process is another one."""
+        ...
+
 
 class Loader:
     """See the module.
@@ -128,6 +132,8 @@ class Loader:
                 self._lives[replica] = self._lives.get(replica, 0) + 1
                 if self._begins_up and now == 0:
                     self._there.add(replica)
+                if self._breaker is not None:
+                    self._breaker.began(replica, now)
                 self._later(now + (0 if replica in self._there else delays.start), replica, ReplicaStarted(replica))
             case LoadWeights(replica, transfer):
                 self._load(replica, transfer, now)

@@ -16,6 +16,7 @@ from squall.core.machine import Machine
 from squall.core.metrics import Observed, kv_delivered
 from squall.core.replica import Replica
 from squall.core.types import CONTROLLER, MachineId, Nanos, ReplicaId, RequestId, RunId
+from squall.fleet_tables import SLOWEST
 from squall.perf.latency import LatencyModel, Progression
 from squall.perf.progressions import total
 from squall.sim.driver import EventLog
@@ -30,8 +31,6 @@ class Watcher(Protocol):
 
 
 NO_PREFILLS: Final = (0, 0, 0, 0)
-SLOWEST: Final = 10_000
-"""So many times as slow as it should be no replica is."""
 
 Priced = tuple[int, Nanos, int, Progression]
 """A stretch: its stage, when it began, steps of its run before it, and the prices of its steps."""

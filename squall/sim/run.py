@@ -195,10 +195,8 @@ def _no_collection() -> Iterator[None]:
 
 def _in_vain_after(config: Config) -> Nanos:
     """By then whatever was broken on purpose is whole again, and a fleet that can come up has, three times over."""
-    hazards = config.hazards
     ends = [fault.at_s + fault.notice_s + (fault.duration_s or 0) for fault in config.faults]
-    back = 2 * (hazards.notice_s + hazards.node_back_s) if hazards.node_per_hour else 0.0
-    return round((max(3 * config.fleet.start_timeout_s, back, 3600) + max(ends, default=0)) * SECOND)
+    return round((max(3 * config.fleet.start_timeout_s, config.hazards.longest_s, 3600) + max(ends, default=0)) * SECOND)
 
 
 def _arrivals(world: World, requests: Sequence[OfferedRequest]) -> Iterator[tuple[Nanos, AnyEvent]]:

@@ -36,7 +36,7 @@ from squall.core.replica import Replica
 from squall.core.router import Router
 from squall.core.types import CONTROLLER, FOREVER, MILLISECOND, ROUTER, SECOND, MachineId, Nanos, ReplicaId, RequestId, Role
 from squall.eventlog import Created, open_log, read
-from squall.fleet_tables import Fault, Fleet, Handoff, Replicas, Startup
+from squall.fleet_tables import Fault, Fleet, Handoff, Hazards, Replicas, Startup
 from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import resolve_gpu
 from squall.perf.latency import LatencyModel
@@ -146,6 +146,18 @@ def _requests(rng: Random, seconds: int) -> list[OfferedRequest]:
     return found
 
 
+def by_chance(of: Case, seed: int) -> Case:
+    """The same case with hazards in place of its faults: of most kinds about as many as there were faults."""
+    rng = Random(f"chance {seed}")
+    some = [0, 100, 300]
+    hazards = Hazards(
+        replica_per_hour=rng.choice(some), node_per_hour=rng.choice(some), node_back_s=2.0, notice_s=rng.choice([0.0, 1.0]),
+        link_lost_per_hour=rng.choice(some), link_lost_s=2.0, link_per_hour=rng.choice(some), link_factor=rng.choice([0.3, 0.01]),
+        slow_per_hour=rng.choice(some), slow_s=2.0, slow_factor=rng.choice([0.5, 0.01]),
+    )  # fmt: skip
+    return replace(of, config=replace(of.config, faults=(), hazards=hazards, run=replace(of.config.run, seed=seed)))
+
+
 def _fault(rng: Random, seconds: int) -> Fault:
     at, which = rng.randrange(1000 * seconds) / 1000, rng.randrange(6)
     while_ = rng.choice([0.2, 1.0, 5.0])
@@ -231,7 +243,8 @@ def check_ends(of: Case, record: RunRecord) -> None:
     gaps = sum(max(0, row.num_output_tokens - 1) for row in record.requests)
     assert sum(weight * count for weight, count in zip(record.gaps.weight, record.gaps.count, strict=True)) == gaps
     cut_off = any(fault.kind == "link" and fault.duration_s is None and fault.factor < 0.01 for fault in of.config.faults)
-    assert cut_off or record.requests[-1].outcome is Outcome.COMPLETED
+    goes_on = of.config.hazards.may_strike  # also in the last one's time, and it may lose its replica once too often
+    assert cut_off or goes_on or record.requests[-1].outcome is Outcome.COMPLETED
 
 
 def check_budget(of: Case, played: Played) -> None:

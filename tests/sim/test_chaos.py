@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from squall.core.events import HandedOver, ReplicaLost, StepsDone, Woke
-from tests.sim.chaos import Log, case, check, check_replay, play, tally
+from tests.sim.chaos import Case, Log, by_chance, case, check, check_replay, play, tally
 
 KINDS = pytest.mark.parametrize(("mode", "live"), [(m, live) for m in ("colocated", "disaggregated") for live in (True, False)])
 
@@ -17,7 +17,10 @@ def said(log: Log) -> list[tuple[object, ...]]:
 
 def go_through(seed: int, mode: str, path: Path, *, live: bool) -> Log:
     """One case, in all ways."""
-    of = case(seed, mode, live=live)
+    return go(case(seed, mode, live=live), path)
+
+
+def go(of: Case, path: Path) -> Log:
     many = play(of, path=path)
     check(of, many)
     check_replay(of, many, path)
@@ -42,6 +45,12 @@ FOUND = {
 def test_a_few_runs_in_which_anything_may_break(mode: str, live: bool, tmp_path: Path) -> None:
     for seed in (*range(1000, 1006), *FOUND.get((mode, live), ())):
         go_through(seed, mode, tmp_path / str(seed), live=live)
+
+
+@KINDS
+def test_a_few_runs_in_which_all_hazards_strike(mode: str, live: bool, tmp_path: Path) -> None:
+    for seed in range(6):
+        go(by_chance(case(seed, mode, live=live), seed), tmp_path / str(seed))
 
 
 def test_a_hundred_scale_events_and_what_holds_in_all_of_them() -> None:
