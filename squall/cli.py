@@ -322,10 +322,15 @@ def report(run: RunDirectory) -> None:
         folders = [run / fleet.model for fleet in read_cluster(run).fleets]
         _end(write_cluster_report(run), *(f"squall report {folder}" for folder in folders if folder.is_dir()))
         return
+    from squall.report.changes import latest_decisions
     from squall.report.html import write_report
     from squall.report.run import read_run
 
-    _end(write_report(read_run(run)), f"squall compare {run} OTHER_RUN")
+    found = read_run(run)
+    page = write_report(found)
+    for line in latest_decisions(found):
+        typer.echo(line)
+    _end(page, f"squall compare {run} OTHER_RUN")
 
 
 @app.command()

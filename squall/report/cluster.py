@@ -25,7 +25,7 @@ from squall.core.types import SECOND, Nanos
 from squall.errors import ConfigError
 from squall.files import making, write_and_sync
 from squall.report.compare import written
-from squall.report.offline import INK, Trace, chart, offline_page
+from squall.report.offline import COLOURS, INK, Trace, chart, offline_page
 from squall.report.run import REPORT, blaming, write_file, write_run
 from squall.report.summary import Summary
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from squall.report.deployed import On
 
 CLUSTER, GPUS = "cluster.json", "gpus.parquet"  # with REPORT, `sharing.FILES`
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by colour-blind readers too
 
 
 class FleetShare(Struct, frozen=True):

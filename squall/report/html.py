@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 
 from squall.core.metrics import UNSET, Outcome
 from squall.core.types import SECOND
+from squall.report.changes import charts_of_changes, tables_of_changes
 from squall.report.compare import METRICS, OF_ELASTIC_FLEETS, STATISTICS, replica_lines, written
-from squall.report.offline import INK, Chart, Trace, chart, offline_page
+from squall.report.offline import COLOURS, INK, Chart, Trace, chart, offline_page
 from squall.report.run import REPORT, StoredRun, write_file
 from squall.report.sample import Distribution, Int64s, Sample, sample_of_gaps
 from squall.report.summary import Lives, Summary
 
 POINTS = 400  # of a curve: more than a screen shows
-BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"  # told apart by colour-blind readers too
+BLUE, ORANGE, GREEN = COLOURS[:3]
 
 
 def write_report(run: StoredRun) -> Path:
@@ -63,7 +64,7 @@ def page(run: StoredRun) -> str:
             levels(lives),
         ),
     ]
-    charts += over_time(run)
+    charts += [*over_time(run), *charts_of_changes(run)]
     world, source = html.escape(run.summary.world.capitalize()), html.escape(run.summary.latency_source or "unknown")
     numbers = f"""<p>{world} run; times: {source}.</p>
 <div class="tables">
@@ -71,7 +72,7 @@ def page(run: StoredRun) -> str:
 <table>{_distributions(run.summary)}</table>
 </div>"""
     configuration = f"<details><summary>Configuration</summary><pre>{html.escape(run.config)}</pre></details>"
-    return offline_page(f"squall: {run.path.resolve().name}", numbers, charts, configuration)
+    return offline_page(f"squall: {run.path.resolve().name}", numbers, charts, tables_of_changes(run) + configuration)
 
 
 def over_time(run: StoredRun) -> list[Chart]:
@@ -84,7 +85,7 @@ def over_time(run: StoredRun) -> list[Chart]:
     for title, y, columns in _SERIES:
         traces = [
             _line(name, colour, x, frame[column].to_numpy(), steps=True)
-            for (column, name), colour in zip(columns, (BLUE, ORANGE, GREEN, INK), strict=False)
+            for (column, name), colour in zip(columns, COLOURS, strict=False)
             if column in frame.columns and frame[column].max()
         ]
         if traces:
@@ -102,7 +103,8 @@ _SERIES = (
         "Replicas by phase", "replicas",
         (
             ("replicas_ready", "ready"), ("replicas_loading", "loading"), ("replicas_draining", "draining"),
-            ("replicas_failed", "failed"),
+            ("replicas_failed", "failed"), ("replicas_starting", "starting"), ("replicas_warming", "warming"),
+            ("replicas_idle", "idle"),
         ),
     ),
     ("Requests that broke their promise, per bin", "requests", (("slo_violations", "violations"),)),

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 INK = "#1b1f24"
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", INK)  # told apart by colour-blind readers too
 
 Trace = dict[str, Any]
 """A line, or bars or points, in plotly's words."""
@@ -80,7 +81,7 @@ table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular
 caption { text-align: left; color: #6a737d; }
 th, td { padding: .15rem 1.2rem .15rem 0; text-align: right; font-weight: normal; }
 th { color: #6a737d; }
-td:first-child, th:first-child, .plain td:last-child { text-align: left; }
+td:first-child, th:first-child, .plain td:last-child, .told td:last-child { text-align: left; }
 .chart { margin: 1rem 0; min-height: 340px; }
 pre { background: #f6f8fa; padding: 1rem; overflow-x: auto; }
 </style>

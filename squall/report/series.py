@@ -117,7 +117,7 @@ def _fleet(observed: Observed, edges: Int64s, gpus_per_replica: float) -> dict[s
         if replica in since:
             began, before, served = since[replica]
             spans.setdefault(before, []).append((began, at))
-            if before == Phase.READY.value and served != Role.BOTH.value:
+            if served != Role.BOTH.value:
                 spans.setdefault(f"{before}_{served}", []).append((began, at))
         since[replica] = at, phase, role
     levels = {}

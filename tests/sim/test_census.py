@@ -34,6 +34,12 @@ def test_a_schedule_is_counted_to_the_second() -> None:
     assert both.mean == pytest.approx((26 * 1 + 34 * 3 + 40 * 2) / 100, abs=0.01)  # two are ready 6 s after they are wanted
     assert record.fleet.ready_after == (6 * SECOND, 6 * SECOND)
     assert (record.scale_ups, record.scale_downs) == (2, 1)
+    assert [(each.at // SECOND, each.role, each.before, each.after) for each in record.decisions] == [
+        (20, "both", 1, 3), (60, "both", 3, 2),
+    ]  # fmt: skip
+    assert all(each.why for each in record.decisions)
+    took = [(each.kind, each.began_at / SECOND, each.took / SECOND, each.num_bytes) for each in record.weights]
+    assert took == [("mock", 21, 5, 0)] * 2  # and the first one was there from the beginning
 
 
 def test_what_a_replica_can_do_is_told_and_what_of_that_was_given() -> None:
