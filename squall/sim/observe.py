@@ -130,10 +130,10 @@ class Observer:
         if type(event) is StepsDone:
             self._end(machine, event, now)
         elif type(event) is LayersDone:
+            self._end_layers(machine, now)
         elif type(event) is KvSent:
             handed = kv_delivered(machine, event.to, event.request, event.path, event.num_bytes, now - event.took, event.took)
             self.observed.handoffs.append(handed)
-            self._end_layers(machine, now)
         for action in actions:
             if type(action) is RunSteps:
                 self._begin(machine, action, now)
