@@ -50,6 +50,9 @@ sees: unlike times they are the same on every run.
                                                      none without a look at the groups
     the garbage collector off, once more             1,000 replicas: 4.5 % of the time; each look at 700 new objects, which lie
                                                      all over memory, takes half a millisecond, and finds nothing
+    `Replica.method(self)` in place of `super()`     TP4 PP2: 4 % of the time; four such calls a run
+    what is due as one integer, not a tuple          an elastic hour compiled: a tenth; nothing in plain Python
+    huge pages; a CPython built with PGO and LTO     nothing, though the loop of `unit` alone runs 1.4 times as fast with the latter
 
 In plain Python some 4,020 bytecodes a request are left with vllm, for 5.8 events and 2.1 runs of steps; with sarathi 5,190, for
 6.5 and 2.8: it cuts most prompts in two or three, each piece another run (and in its first run each of 512 requests pays 1,000
@@ -59,7 +62,11 @@ have to know of each other's. Swapping to the host adds none where it is not ask
 Why a bytecode costs ten nanoseconds here and three in a loop of its own: played back one after the other, the events of the
 second case cost the router 2.5 microseconds a request, the replica 10, engine and prices 7, the driver 5; taken by turns, as they
 are, 43 in all. What they pass through does not fit into a core's first caches. So neither calls are dear nor any one function,
-but every line that is passed once a run: only fewer of them help.
+but every line that is passed once a run: only fewer of them help. For comparison, a bare study of the same shape (one replica, a
+router and a heap, prices that are one linear formula; no lifecycle, hand-off, cancellation, cache, second group or engine apart
+from the machine) serves 63,000 requests/s of the second case's kind on the machine where this serves 18,000: with 2,235 bytecodes
+a request instead of 4,900 (of its first 6,000), 124,000 instructions instead of 255,000, and 712 misses of a core's first data
+cache instead of 3,100 (cachegrind).
 """
 
 import os
