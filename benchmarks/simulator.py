@@ -52,7 +52,7 @@ sees: unlike times they are the same on every run.
                                                      all over memory, takes half a millisecond, and finds nothing
     `Replica.method(self)` in place of `super()`     TP4 PP2: 4 % of the time; four such calls a run
     what is due as one integer, not a tuple          an elastic hour compiled: a tenth; nothing in plain Python
-    huge pages; a CPython built with PGO and LTO     nothing, though the loop of `unit` alone runs 1.4 times as fast with the latter
+    huge pages; a CPython built with PGO and LTO     nothing, though the loop of `unit` alone is 1.4 times as fast with the latter
 
 In plain Python some 4,020 bytecodes a request are left with vllm, for 5.8 events and 2.1 runs of steps; with sarathi 5,190, for
 6.5 and 2.8: it cuts most prompts in two or three, each piece another run (and in its first run each of 512 requests pays 1,000
