@@ -141,37 +141,48 @@ def _bounds(replicas: int | Replicas) -> Bounds:
     return Bounds(replicas, replicas, replicas) if isinstance(replicas, int) else replicas.bounds
 
 
-class Startup(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a new replica goes through besides its weights. By default everything is there already, but for the weights.
+StartPhase = Literal["process", "context", "capture", "jit"]
 
-    `cold = true` takes the longer one of each pair: nothing is prepared, nothing cached.
+
+class Startup(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a new replica goes through besides its weights, phase by phase. By default everything is there already.
+
+    Each phase is warm (prepared, cached) or cold, and then takes the longer one of its pair.
 
     Attributes:
+        cold: all phases are cold, or those that are named.
         process_s, cold_process_s: a process that answers. Cold: container, interpreter and libraries (13.8 s in all for vLLM as
-            measured for BlitzScale's figure 23, less the two phases below); warm: from a pool of processes.
+            measured for BlitzScale's figure 23, less `context` and `capture`); warm: from a pool of processes.
         context_s, cold_context_s: the CUDA context (500 ms, BlitzScale section 5); warm: kept in the pool.
-        capture_s, cold_capture_s: graph capture and first compilation of kernels, after the weights. Cold JIT caches cost minutes
-            (a deployment measured 7 min against 1 min 44 s with the caches moved along); the default is a CUDA graph capture.
+        capture_s, cold_capture_s: CUDA graphs are captured, after the weights; warm: graphs that were saved.
+        jit_s, cold_jit_s: kernels are compiled just in time, after that; warm: their cache was moved along. Nothing where an
+            engine brings its kernels, and minutes where it does not (a deployment saw 7 min in all against 1 min 44 s).
         stop_s: until its GPUs are free.
-        cold: nothing is prepared.
     """
 
-    cold: bool = False
+    cold: bool | tuple[StartPhase, ...] = False
     process_s: Delay = 0.0
     cold_process_s: Delay = 10.0
     context_s: Delay = 0.0
     cold_context_s: Delay = 0.5
     capture_s: Delay = 0.0
     cold_capture_s: Delay = 3.0
+    jit_s: Delay = 0.0
+    cold_jit_s: Delay = 0.0
     stop_s: Delay = 0.0
+
+    def phase_s(self, phase: StartPhase) -> float:
+        is_cold = self.cold if isinstance(self.cold, bool) else phase in self.cold
+        seconds: float = getattr(self, f"cold_{phase}_s" if is_cold else f"{phase}_s")
+        return seconds
 
     @property
     def before_weights_s(self) -> float:
-        return self.cold_process_s + self.cold_context_s if self.cold else self.process_s + self.context_s
+        return self.phase_s("process") + self.phase_s("context")
 
     @property
     def after_weights_s(self) -> float:
-        return self.cold_capture_s if self.cold else self.capture_s
+        return self.phase_s("capture") + self.phase_s("jit")
 
 
 class Capacities(Struct, frozen=True, forbid_unknown_fields=True):
@@ -286,7 +297,7 @@ def faults_mistake(faults: Sequence[Fault], hazards: Hazards, fleet: Fleet, clus
 
 def _slow_mistake(key: str, factor: float) -> str | None:
     if factor * SLOWEST < 1:
-        return f"{key} = {factor}: expected at least {1 / SLOWEST}; a replica that stands still is a lost one, kind = \"replica\""
+        return f'{key} = {factor}: expected at least {1 / SLOWEST}; a replica that stands still is a lost one, kind = "replica"'
     if round(1 / factor) == 1:
         return f"{key} = {factor} changes nothing: steps take a whole number of times as long; choose 0.5, 0.33 or less"
     return None

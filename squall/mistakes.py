@@ -121,8 +121,15 @@ def _choices(table: Sequence[Any], names: Sequence[str]) -> str:
     """What an enumerated key or a `kind` may be; empty where that is not the question."""
     if names and names[-1] == "kind" and all(t.__struct_config__.tag for t in table):
         return ", ".join(str(t.__struct_config__.tag) for t in table)
-    hints = [get_type_hints(t, include_extras=True).get(names[-1]) for t in table if names]
-    return ", ".join(str(choice) for hint in hints if get_origin(hint) is Literal for choice in get_args(hint))
+    hints = [get_type_hints(t, include_extras=True).get(names[-1].partition("[")[0]) for t in table if names]
+    return ", ".join(str(choice) for hint in hints for choice in _literals(hint))
+
+
+def _literals(annotation: Any) -> Sequence[Any]:
+    """What a value, or one of several, may be by name."""
+    if get_origin(annotation) in (Union, UnionType, tuple):
+        return [choice for part in get_args(annotation) for choice in _literals(part)]
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def _value_at(tree: Any, names: Sequence[str]) -> Any:

@@ -163,6 +163,13 @@ def test_a_mistake_is_one_line_that_names_the_file_the_key_and_the_fix(tmp_path:
             "faults[0].factor = 0.8 changes nothing: steps take a whole number of times as long; choose 0.5, 0.33 or less",
         ),
         ("faults=[{at_s=1, kind='slow', which=0, factor=0}]", "faults[0].factor = 0.0: expected at least 0.0001; a replica that"),
+        (
+            "startup.cold=['jti']",
+            "startup.cold[0] = 'jti': unknown value 'jti'; one of process, context, capture, jit",
+        ),
+        ("startup.cold='jit'", "startup.cold = 'jit': expected `bool | array`, got `str`; one of process, context, capture, jit"),
+        ("startup.cold_jit_s=-1", "startup.cold_jit_s = -1: expected `float` >= 0.0"),
+        ("startup.warmup_s=1", "[startup] has no key 'warmup_s'; "),
         ("hazards.slow_factor=0.7", "hazards.slow_factor = 0.7 changes nothing: steps take a whole number of times as long"),
         ("hazards.link_per_hour=-1", "hazards.link_per_hour = -1: expected `float` >= 0.0"),
         ("hazards.link_lost_per_hour=4000", "hazards.link_lost_per_hour = 4000: expected `float` <= 3600.0"),

@@ -205,12 +205,14 @@ class FleetUse(Struct, frozen=True):
         ready_after: of each replica that came up, the time from its start to then.
         gpus: on a cluster that is shared, every change of what it had.
         capacity: what its scale policy was told that one replica can do; None where nobody knows.
+        phases: of `ready_after`, the time in each phase of coming up, all of them together.
     """
 
     roles: tuple[RoleUse, ...]
     ready_after: tuple[Nanos, ...]
     gpus: tuple[GpuLevel, ...] = ()
     capacity: Capacity | None = None
+    phases: dict[str, Nanos] = {}
 
 
 class RunRecord(Struct):

@@ -180,6 +180,8 @@ def _fleet(summary: Summary) -> list[str]:
     ready = summary.time_to_ready_s
     took = "" if ready is None else f"; new ones ready after p50 {written(ready.p50)} s, max {written(ready.max)} s"
     text = [f"  replicas    {'; '.join(sizes)}; {summary.scale_ups} added, {summary.scale_downs} removed{took}"]
+    if any(seconds for phase, seconds in summary.startup_s.items() if phase != "weights"):
+        text.append(f"  coming up   {', '.join(f'{phase} {written(s)} s' for phase, s in summary.startup_s.items())}, on average")
     return text if summary.capacity is None else [*text, f"  each        {_told(summary.capacity)}"]
 
 

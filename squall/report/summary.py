@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from squall.config import Slo
 from squall.core.fleet_view import Capacity
-from squall.core.metrics import UNSET, Gaps, Outcome, RequestRow, RoleUse, RunRecord
+from squall.core.metrics import UNSET, FleetUse, Gaps, Outcome, RequestRow, RoleUse, RunRecord
 from squall.core.types import SECOND, Nanos
 from squall.report.detail import Detail
 from squall.report.sample import Distribution, Int64s, Sample, sample_of_gaps
@@ -87,6 +87,7 @@ class Summary(Struct, frozen=True):
     pools: tuple[PoolUse, ...] = ()
     replicas: dict[str, RoleUse] = {}  # of an elastic fleet that was simulated, by role
     time_to_ready_s: Distribution | None = None
+    startup_s: dict[str, float] = {}  # of these replicas, the mean of each phase of coming up
     capacity: Capacity | None = None  # of one replica, as its scale policy was told
 
 
@@ -236,8 +237,13 @@ def summarise(
         pools=pools,
         replicas={} if record.fleet is None else {use.role: use for use in record.fleet.roles},
         time_to_ready_s=None if record.fleet is None else _seconds(record.fleet.ready_after),
+        startup_s={} if record.fleet is None else _startup(record.fleet),
         capacity=None if record.fleet is None else record.fleet.capacity,
     )
+
+
+def _startup(fleet: FleetUse) -> dict[str, float]:
+    return {phase: time / SECOND / len(fleet.ready_after) for phase, time in fleet.phases.items()}
 
 
 def _seconds(times: Sequence[Nanos]) -> Distribution | None:

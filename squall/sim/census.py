@@ -11,17 +11,21 @@ from squall.core.events import AnyEvent, Warmed, WeightsLoaded
 from squall.core.fleet_view import Transfer
 from squall.core.metrics import Decision, Delivery, FleetUse, GpuLevel, RoleUse, weights_delivered
 from squall.core.types import Nanos, ReplicaId, Role
+from squall.sim.loading import Delays
 
 
 class Census:
     """The controller, counted after every event. A machine as it is itself.
+
+    Args:
+        delays: of the phases of its replicas; weights take the rest of the time until they are ready.
 
     Attributes:
         decisions: that it took.
         mocked: loads that took a fixed time, of which no network knows.
     """
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, delays: Delays) -> None:
         self.wake_at = controller.wake_at
         self.decisions: list[Decision] = []
         self.mocked: list[Delivery] = []
@@ -32,6 +36,7 @@ class Census:
         self._fewest: dict[Role, int] = {}
         self._most = dict.fromkeys(controller.states, 0)
         self._sum = dict.fromkeys(controller.states, 0)  # of replicas times nanoseconds
+        self._delays = delays
         self._ready_after: list[Nanos] = []
         self._shares = controller.plan.slots.shared is not None
         self._gpus: list[GpuLevel] = []
@@ -87,4 +92,12 @@ class Census:
             RoleUse(role.value, self._fewest.get(role, 0), self._sum[role] / now if now else 0.0, self._most[role])
             for role in self._now
         )
-        return FleetUse(tuple(roles), tuple(self._ready_after), tuple(self._gpus), self._controller.capacity)
+        ready = tuple(self._ready_after)
+        return FleetUse(tuple(roles), ready, tuple(self._gpus), self._controller.capacity, self._phases(ready))
+
+    def _phases(self, ready_after: tuple[Nanos, ...]) -> dict[str, Nanos]:
+        delays, num = self._delays, len(ready_after)
+        weights = sum(ready_after) - num * (delays.start + delays.warm)
+        each = {"process": delays.process, "context": delays.context, "capture": delays.capture, "jit": delays.jit}
+        together = {phase: num * time for phase, time in each.items()} | {"weights": weights}
+        return {phase: together[phase] for phase in ("process", "context", "weights", "capture", "jit")} if num else {}

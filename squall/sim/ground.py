@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,6 +16,7 @@ from squall.config import Config
 from squall.core.fleet_plan import FleetPlan, Share
 from squall.core.types import SECOND, Nanos, ReplicaId
 from squall.deployment import full_plan, node_of, plain_plan
+from squall.fleet_tables import StartPhase
 from squall.perf.dtypes import DTYPE_BYTES
 from squall.perf.hardware import Gpu
 from squall.perf.latency import LatencyModel
@@ -146,8 +147,8 @@ def with_plan(ground: Ground, plan: FleetPlan) -> Ground:
 
 def _delays(config: Config) -> Delays:
     startup = config.startup
-    before, after, stop = (round(s * SECOND) for s in (startup.before_weights_s, startup.after_weights_s, startup.stop_s))
-    return Delays(start=before, warm=after, stop=stop)
+    phases = {phase: round(startup.phase_s(phase) * SECOND) for phase in get_args(StartPhase)}
+    return Delays(**phases, stop=round(startup.stop_s * SECOND))
 
 
 def _kv_delay(config: Config) -> Nanos | None:

@@ -24,16 +24,28 @@ class Delays(NamedTuple):
     """How long the phases of a replica take, in nanoseconds. By default the fleet is up at the instant it is wanted.
 
     Attributes:
-        start: until its process answers: container or process, libraries, CUDA context.
+        process: until it answers: container, interpreter, libraries; `context`: then, on its GPUs.
         load: its weights, where no network carries them.
-        warm: after its weights: graph capture, compilation of kernels.
+        capture: graphs, after its weights; `jit`: then, kernels that are compiled just in time.
         stop: until its GPUs are free.
     """
 
-    start: Nanos = 0
+    process: Nanos = 0
+    context: Nanos = 0
     load: Nanos = 0
-    warm: Nanos = 0
+    capture: Nanos = 0
+    jit: Nanos = 0
     stop: Nanos = 0
+
+    @property
+    def start(self) -> Nanos:
+        """Before weights can come."""
+        return self.process + self.context
+
+    @property
+    def warm(self) -> Nanos:
+        """From the last weights on."""
+        return self.capture + self.jit
 
 
 class Roads(NamedTuple):

@@ -130,7 +130,8 @@ class Body:
             return machine
 
         machines: dict[MachineId, Machine] = {ROUTER: router, CONTROLLER: controller}
-        self.census = Census(controller) if plan.is_elastic or plan.slots.shared is not None else None
+        delays_now = ground.delays if delays is None else delays
+        self.census = Census(controller, delays_now) if plan.is_elastic or plan.slots.shared is not None else None
         if created is not None:
             for id, machine in machines.items():
                 created(0, id, machine)
@@ -142,7 +143,6 @@ class Body:
         pools = dict.fromkeys(range(plan.slots.num), (num_blocks, block_size))
         pools |= {replica: (kind.num_blocks, block_size) for replica, kind in enumerate(of_each)}
         self._network, _, _ = wires = wires or ground.wires(record=config.run.series_s is not None)
-        delays_now = ground.delays if delays is None else delays
         begins_up = delays is None
         self.loader = Loader(pools, delays_now, ground.roads(wires), faults, begins_up, kv=ground.kv_moves(wires))
         stages = {replica: kind.config.replica.pp for replica, kind in enumerate(of_each)}

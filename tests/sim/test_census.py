@@ -1,5 +1,7 @@
 """How large an elastic fleet was, and how long new replicas took: known to the digit where a schedule says when they come."""
 
+from pathlib import Path
+
 import pytest
 
 from squall import config as configuration
@@ -56,6 +58,32 @@ def test_what_a_replica_can_do_is_told_and_what_of_that_was_given() -> None:
     assert "12,000 prompt tok/s (given)" in line
     assert "6 s to load" in line
     assert line.count("given") == 1
+
+
+COLD_START = Path(__file__).resolve().parents[2] / "examples" / "cold-start.toml"
+
+
+@pytest.mark.parametrize(
+    ("cold", "phases", "ready_s"),
+    [
+        ("true", (52, 2, 30, 20, 316), 420),  # the deployment's 7 min
+        ("['process', 'context', 'capture']", (52, 2, 30, 20, 0), 104),  # and 1 min 44 s
+        ("['jit']", (0, 0, 30, 0, 316), 346),
+        ("false", (0, 0, 30, 0, 0), 30),
+    ],
+)
+def test_each_phase_of_coming_up_is_warm_or_cold_by_itself(cold: str, phases: tuple[int, ...], ready_s: int) -> None:
+    config = configuration.load(COLD_START, [f"startup.cold={cold}"])
+    record = rehearse(config)
+    assert record.fleet is not None
+    assert record.fleet.ready_after == (ready_s * SECOND,)
+    found = summarise(record, Slo(), None)
+    assert found.startup_s == dict(zip(("process", "context", "weights", "capture", "jit"), phases, strict=True))
+    assert found.capacity is not None
+    assert found.capacity.load_s == ready_s  # what scale policies are told to expect
+    assert any("coming up" in line for line in headline(found)) == (cold != "false")
+    first = min(row.scheduled_at for row in record.requests if row.replica == 1)
+    assert first >= (10 + ready_s) * SECOND
 
 
 def test_each_role_is_counted_for_itself() -> None:

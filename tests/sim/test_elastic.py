@@ -32,7 +32,7 @@ TEN_MS_A_STEP = Linear(160 * MILLISECOND, token=16 * 100_000)
 CAPACITY = Capacity(
     prefill_tokens_per_s=8000.0, decode_tokens_per_s=800.0, transfer_tokens_per_s=1e6, num_blocks=2000, block_size=16, load_s=2.0
 )
-DELAYS = Delays(start=SECOND // 2, load=SECOND, warm=SECOND // 2)
+DELAYS = Delays(process=SECOND // 2, load=SECOND, capture=SECOND // 2)
 
 Log = list[tuple[Nanos, MachineId, AnyEvent, Sequence[AnyAction]]]
 
@@ -224,4 +224,6 @@ def test_whatever_breaks_every_request_ends_once(seed: int) -> None:
 def test_a_cold_start_takes_its_phases_in_turn() -> None:
     startup = Startup(cold=True)
     assert (startup.before_weights_s, startup.after_weights_s) == (10.5, 3.0)
+    startup = Startup(cold=("context", "jit"), process_s=1.0, capture_s=2.0, cold_jit_s=60.0)
+    assert (startup.before_weights_s, startup.after_weights_s) == (1.5, 62.0)
     assert FleetPlan.fixed(2).is_elastic is False

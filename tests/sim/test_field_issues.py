@@ -102,7 +102,7 @@ class Remembering(Struct):
 
 def test_what_a_replica_can_do_is_the_same_before_in_and_after_a_cold_start() -> None:
     policy = Remembering()
-    record, _ = play(steady(10, 60), policy, delays=Delays(start=5 * SECOND, load=5 * SECOND, warm=5 * SECOND))
+    record, _ = play(steady(10, 60), policy, delays=Delays(process=5 * SECOND, load=5 * SECOND, capture=5 * SECOND))
     assert {ready for _, ready in policy.seen} >= {1, 2}
     assert {capacity for capacity, _ in policy.seen} == {CAPACITY}
     assert all(row.outcome is Outcome.COMPLETED for row in record.requests)

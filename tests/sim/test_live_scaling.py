@@ -92,7 +92,7 @@ class Units:
             live_layers=self.num_layers,
         )
         shard = Shard((FIRST_LAYER * UNIT_BYTES, *[every * UNIT_BYTES] * (self.num_layers - 1)), 0)
-        return Ground(plan, Delays(warm=1000 * SECOND), links, fabric, shard, 1, KvShape(0, self.num_layers), 0)
+        return Ground(plan, Delays(capture=1000 * SECOND), links, fabric, shard, 1, KvShape(0, self.num_layers), 0)
 
     def play(self) -> dict[RequestId, float]:
         """When each batch ended, in units after the first layer."""

@@ -159,7 +159,7 @@ def test_the_fleet_is_up_before_the_first_arrival() -> None:
 
 
 def test_a_fleet_that_needs_time_lets_the_first_requests_wait() -> None:
-    delays = Delays(start=2 * MS, load=7 * MS, warm=1 * MS)
+    delays = Delays(process=2 * MS, load=7 * MS, capture=1 * MS)
     record, _ = play(offered(0, 3, 10, 1), offered(1, 4, 10, 1), delays=delays)
     assert [row.scheduled_at for row in record.requests] == [10 * MS, 10 * MS]
 
