@@ -39,7 +39,7 @@ REDIAL_S = 5.0
 """How long an agent may take to dial again: it tries every two seconds."""
 
 REMIND_S = 30.0
-"""How often a person is told that a host has no agent yet."""
+"""After how long a person is told that a host has no agent yet: once, until one has come and gone."""
 
 FIRST_RETRY_S = 2.0
 LAST_RETRY_S = 300.0
@@ -291,11 +291,13 @@ class HostsLauncher:
         return True
 
     async def _until_called(self, host: RemoteHost) -> RemoteAgent:
-        """A person has to start it, and is told again that nobody has."""
+        """A person has to start it, and is told again that nobody has: once, however many replicas wait for it."""
         await host.as_expected()
         self._call(host)
         while not await host.met_within(REMIND_S):
-            self._say(f"{host.name} has no agent yet; run the command above there")
+            if not host.reminded:
+                host.reminded = True
+                self._say(f"{host.name} has no agent yet; run the command above there")
         assert host.present is not None
         return host.present
 

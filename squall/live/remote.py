@@ -53,6 +53,7 @@ class RemoteHost:
     Attributes:
         num_tries: in vain and in a row; 0 where it is not out.
         called: somebody or something was told to start an agent.
+        reminded: they were told again, since the latest one was here.
         command: that was to bring the agent, over ssh.
         prepared: replicas whose processes are to come up as soon as there is an agent.
         started: replicas that we count on, and the addresses of their workers ("" where it is not known yet).
@@ -63,6 +64,7 @@ class RemoteHost:
         self.machine = machine
         self.num_tries = 0
         self.called = False
+        self.reminded = False
         self.command: SshCommand | None = None
         self._models = tuple(models)
         self._places = [_places(machine, number, model.gpus) for model in models]
@@ -119,6 +121,7 @@ class RemoteHost:
 
     def meet(self, agent: RemoteAgent) -> None:
         self.present = agent
+        self.reminded = False
         if self.command is not None:
             self.command.speaks = True
         self._met.set()

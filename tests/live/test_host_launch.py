@@ -149,11 +149,22 @@ def test_an_address_that_only_we_can_dial_is_told_of(listen: str, address: str, 
     assert said is None or re.match(said, heard[0])
 
 
-async def test_who_has_to_start_an_agent_is_reminded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("squall.live.host_launch.REMIND_S", 0.05)
-    async with serving(*EMULATED, 'launcher.launch="print"', "fleet.replicas=1", ready=False) as fleet:
-        reminder = "alpha has no agent yet; run the command above there"
-        await fleet.until(lambda: fleet.said.count(reminder) >= 2)
+async def test_who_has_to_start_an_agent_is_reminded_once_and_again_when_it_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("squall.live.host_launch.REMIND_S", 0.02)
+    reminder = "alpha has no agent yet; run the command above there"
+    both = "launcher.hosts=[{hostname='alpha', address='127.0.0.1', devices=[0, 1]}]"
+    async with serving(*EMULATED, both, 'launcher.launch="print"', "fleet.replicas=2", ready=False) as fleet:  # both wait for it
+        await fleet.until(lambda: reminder in fleet.said)
+        await asyncio.sleep(0.2)
+        assert fleet.said.count(reminder) == 1
+        (line,) = [line for line in fleet.said if line.startswith("on alpha: ")]
+        with subprocess.Popen(["/bin/sh", "-c", f"exec env {line.removeprefix('on alpha: ')}"]) as started:
+            await fleet.ready(2)
+            assert fleet.said.count(reminder) == 1
+            started.kill()
+        await fleet.until(lambda: fleet.said.count(reminder) == 2)
+        await asyncio.sleep(0.2)
+        assert fleet.said.count(reminder) == 2
 
 
 async def test_the_command_that_is_printed_is_enough_and_no_other_token_is(ssh: Path) -> None:
