@@ -47,6 +47,7 @@ from squall.core.events import (
 )
 from squall.core.fleet_plan import FleetPlan
 from squall.core.lifecycle import Phase
+from squall.core.metrics import Decision, Delivery
 from squall.core.types import CONTROLLER, ROUTER, MachineId, Nanos, ReplicaId, Request, RequestId, Role
 from squall.deployment import plain_plan, router_of
 from squall.errors import ConfigError, HostLost, SquallError
@@ -126,6 +127,7 @@ class Head:
         self._stopping: set[ReplicaId] = set()
         self._pairs: dict[ReplicaId, ReplicaId] = {}  # the source of each target (live scaling)
         self._last_words: dict[ReplicaId, str] = {}
+        self._missed: set[ReplicaId] = set()  # of whose end a person was told
         self._looked = asyncio.Event()
         self._may_rest = all(bounds.minimum == 0 for bounds in plan.bounds.values())
         self._wakes = self._may_rest and all(bounds.initial == 0 for bounds in plan.bounds.values())
@@ -199,6 +201,15 @@ class Head:
 
     def fleet(self) -> FleetStatus:
         return self._book.status()
+
+    @property
+    def decisions(self) -> Sequence[Decision]:
+        """All that the controller took, for the run directory; `weights`: that came to replicas."""
+        return self._book.decisions
+
+    @property
+    def weights(self) -> Sequence[Delivery]:
+        return self._book.weights
 
     # -- actions
 
@@ -288,7 +299,7 @@ class Head:
             await self._launcher.kill(address)
         why = self._last_words.pop(replica, why)
         if not said:
-            self._say(f"replica {replica} is lost: {why}")
+            self._miss(replica, f"is lost: {why}")
         self._over(replica, ReplicaLost(replica, why))
 
     def _stop(self, replica: ReplicaId) -> None:
@@ -317,6 +328,17 @@ class Head:
         self._tasks.pop(replica, None)
         self._driver.post(CONTROLLER, event, Priority.END)
         self._release_loads()
+
+    def _miss(self, replica: ReplicaId, what: str) -> None:
+        self._missed.add(replica)
+        self._say(f"replica {replica} {what}")
+
+    def _welcome_back(self) -> None:
+        """Whoever read that a replica was lost reads that it serves again."""
+        back = {replica for replica in self._missed if self._controller.fleet[replica].phase is Phase.READY}
+        for replica in sorted(back):
+            self._say(f"replica {replica} serves again")
+        self._missed -= back
 
     def _cannot_serve(self, why: str) -> None:
         """Before anything ran, what is wrong is the user's to put right."""
@@ -351,7 +373,7 @@ class Head:
                 self._streams.fail(event.finished, f"replica {client.replica} ended the request without a last token")
             case LoadFailed(_, reason):
                 self._book.num_failed_loads += 1
-                self._say(f"replica {client.replica} cannot load the model: {reason}")
+                self._miss(client.replica, f"cannot load the model: {reason}")
                 self._cannot_serve(reason)
             case ReplicaLost(_, reason):
                 self._last_words[client.replica] = reason
@@ -397,7 +419,7 @@ class Head:
 
     def moved(self, client: ReplicaClient, moved: WeightsMoved) -> None:
         if self._clients.get(client.replica) is client:
-            self._book.moved(moved)
+            self._book.moved(client.replica, moved)
 
     def offered(self, client: ReplicaClient, offer: KvOffer | ActivationsOffer) -> None:
         if self._clients.get(client.replica) is client and (receiver := self._clients.get(offer.to)):
@@ -419,6 +441,7 @@ class Head:
         """The machines have taken in an instant's events."""
         if self._may_rest and not self._wakes:  # it has been up, or is at rest before it ever was
             self._wakes = self._router.num_open > 0 or not any(state.target for state in self._controller.states.values())
+        self._welcome_back()
         self._fail_where_nobody_decides()
         self._looked.set()
 

@@ -67,7 +67,9 @@ class Here:
 
 
 @asynccontextmanager
-async def fleet(here: Here, replicas: int = 1, log: Path | None = None, **more: Any) -> AsyncIterator[Head]:
+async def fleet(
+    here: Here, replicas: int = 1, log: Path | None = None, say: Callable[[str], None] = lambda _: None, **more: Any
+) -> AsyncIterator[Head]:
     config = Config(
         fleet=Fleet(replicas=replicas),
         replica=ReplicaSpec(block_size=4),
@@ -76,7 +78,7 @@ async def fleet(here: Here, replicas: int = 1, log: Path | None = None, **more: 
     )
     async with AsyncExitStack() as stack:
         records = stack.enter_context(open_log(log)) if log is not None else None
-        head = Head(config, ["pretend"], ByteTokenizer(), 512, here, records)
+        head = Head(config, ["pretend"], ByteTokenizer(), 512, here, records, say)
         head.start()
         stack.push_async_callback(head.close)
         while head.stats().replicas == () or any(replica.phase != "ready" for replica in head.stats().replicas):
@@ -150,6 +152,37 @@ async def test_when_a_replica_dies_the_client_sees_nothing_of_it(here: Here, spo
         while here.num_starts < 3 or [replica.phase for replica in head.stats().replicas] != ["ready", "ready"]:
             await asyncio.sleep(0.01)
         assert here.num_starts == 3
+
+
+async def test_who_hears_that_a_replica_is_lost_hears_once_that_it_serves_again(here: Here) -> None:
+    said: list[str] = []
+    async with fleet(here, replicas=2, say=said.append) as head:
+        for count in (1, 2):
+            here.break_down(0)
+            while said.count("replica 0 serves again") < count:
+                await asyncio.sleep(0.005)
+            assert [replica.phase for replica in head.stats().replicas] == ["ready", "ready"]
+        await all_of(ask(head, max_tokens=20))
+    assert [line.partition(":")[0] for line in said] == ["replica 0 is lost", "replica 0 serves again"] * 2
+
+
+async def test_a_replica_that_could_not_load_is_said_to_serve_when_it_does(make_host: Any) -> None:
+    made: list[Host] = []
+
+    def make(replica: ReplicaId) -> Host:
+        made.append(make_host(replica))
+        if len(made) == 1:
+            made[0].engine.load = _refuse  # type: ignore[method-assign]
+        return made[-1]
+
+    said: list[str] = []
+    head = Head(Config(), ["pretend"], ByteTokenizer(), 512, Here(make), say=said.append)
+    head.start()
+    try:
+        await head.until_ready()
+        assert said == ["replica 0 cannot load the model: model.safetensors: truncated", "replica 0 serves again"]
+    finally:
+        await head.close()
 
 
 async def test_text_that_was_held_back_is_neither_lost_nor_said_twice(here: Here, spoken: Any) -> None:
