@@ -54,6 +54,18 @@ async def test_a_client_that_goes_away_before_the_first_token_frees_its_request(
     assert head.streams[0].cancelled
 
 
+async def test_a_client_that_only_ends_its_sending_side_is_taken_for_one_that_has_gone(url: str, head: Any, until: Any) -> None:
+    """TCP says the same of both, until something is sent to them."""
+    head.gate = asyncio.Event()  # never set
+    reader, writer = await connect(url, "/v1/completions", prompt="hi")
+    await until(lambda: bool(head.active))
+    writer.write_eof()
+    await until(lambda: not head.active)
+    assert await reader.read() == b""
+    assert head.streams[0].cancelled
+    writer.close()
+
+
 async def test_a_request_that_was_left_is_counted_as_cancelled_and_not_in_flight(url: str, head: Any, until: Any) -> None:
     head.step_s = 0.01
     _, writer = await connect(url, "/v1/completions", prompt="hi", stream=True)
