@@ -9,10 +9,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Collection
 
+from squall.core import metrics
 from squall.core.actions import Decided, LoadWeights
 from squall.core.controller import Controller
 from squall.core.fleet import HOLDS_WEIGHTS, Member
-from squall.core.types import ReplicaId
+from squall.core.types import SECOND, Nanos, ReplicaId
 from squall.live.frontend import Decision, FleetStatus, GpuStats, LoadStats, ReplicaStatus, RoleStatus, ScaleStats
 from squall.live.rpc.convert import Peer, WeightsMoved
 from squall.live.transfers import needed
@@ -20,16 +21,25 @@ from squall.live.transfers import needed
 NUM_DECISIONS = 50
 """So many of the latest are told."""
 
+NUM_KEPT = 100_000
+"""So many of the latest decisions and loads are left in the run directory: a head may run for months."""
+
 
 class FleetBook:
     """See the module.
 
     Args:
         controller: whose replicas they are.
+
+    Attributes:
+        decisions, weights: for the run directory; instants count from when the book was opened.
     """
 
     def __init__(self, controller: Controller) -> None:
         self.num_failed_loads = 0
+        self.decisions: deque[metrics.Decision] = deque(maxlen=NUM_KEPT)
+        self.weights: deque[metrics.Delivery] = deque(maxlen=NUM_KEPT)
+        self._opened_at: Nanos = time.monotonic_ns()
         self._controller = controller
         self._decisions: deque[Decision] = deque(maxlen=NUM_DECISIONS)
         self._ups: Counter[str] = Counter()
@@ -77,10 +87,17 @@ class FleetBook:
 
     def decided(self, action: Decided) -> None:
         role = action.role.value
+        self.decisions.append(metrics.Decision(self._now(), role, action.before, action.after, action.why))
         self._decisions.append(Decision(round(time.time(), 3), role, action.before, action.after, action.why))
         (self._ups if action.after > action.before else self._downs)[role] += 1
 
-    def moved(self, moved: WeightsMoved) -> None:
+    def _now(self) -> Nanos:
+        return time.monotonic_ns() - self._opened_at
+
+    def moved(self, replica: ReplicaId, moved: WeightsMoved) -> None:
+        took, transfer = round(moved.seconds * SECOND), self._controller.fleet[replica].source
+        if moved.num_bytes and transfer is not None:  # else they were there
+            self.weights.append(metrics.weights_delivered(replica, transfer, moved.num_bytes, self._now() - took, took))
         before = self._loads.get(moved.kind) or LoadStats(moved.kind, 0, 0.0, 0, 0)
         self._loads[moved.kind] = LoadStats(
             moved.kind, before.count + 1, before.seconds + moved.seconds, before.num_bytes + moved.num_bytes,

@@ -6,14 +6,17 @@ Knows files, and nothing of what runs.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from squall import config as configuration
 from squall.config import Config
+from squall.core.metrics import Decision, Delivery
 from squall.errors import ConfigError, SquallError
 from squall.eventlog import EventLog, open_log, write_merged
+from squall.files import replacing
+from squall.fleetlog import DECISIONS, TRANSFERS, decisions_parquet, transfers_parquet
 
 Say = Callable[[str], None]
 """Tells a person what happens, one line each."""
@@ -60,6 +63,19 @@ def merge_logs(logs: Path, target: Path, say: Say) -> None:
         return
     for part in parts:
         part.unlink()
+
+
+def write_changes(directory: Path, decisions: Sequence[Decision], weights: Sequence[Delivery], say: Say) -> None:
+    """What was decided about a fleet and loaded for it, in the tables of a simulated run; those that are empty are left out."""
+    files = {DECISIONS: decisions_parquet(decisions)} if decisions else {}
+    if weights:
+        files[TRANSFERS] = transfers_parquet(weights)
+    try:
+        for name, content in files.items():
+            with replacing(directory / name) as beside:
+                beside.write_bytes(content)
+    except OSError as error:
+        say(f"what was decided and loaded cannot be written into {directory}: {error.strerror}")
 
 
 def open_head_log(config: Config, folder: Path, say: Say) -> EventLog | None:

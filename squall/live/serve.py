@@ -22,7 +22,7 @@ from squall.core.types import ReplicaId
 from squall.errors import ConfigError, ModelError
 from squall.live.descriptors import allow_files
 from squall.live.fitness import crowded, refuse_simulated, refuse_unfit, refuse_untraceable
-from squall.live.folder import Say, fill_folder, logs_of, merge_logs, new_folder, open_head_log
+from squall.live.folder import Say, fill_folder, logs_of, merge_logs, new_folder, open_head_log, write_changes
 from squall.live.launch import FleetLauncher
 from squall.live.launchers import Fleet, about, launchers_of
 from squall.live.loop import run
@@ -248,6 +248,8 @@ async def _serve(launched: Sequence[Launched], listener: socket.socket, say: Say
         for log in logs:
             if log is not None:
                 log.close()
+        for fleet, head in zip(fleets, heads, strict=True):
+            write_changes(fleet.directory, head.decisions, head.weights, about(fleet, fleets, say))
 
 
 async def _sweep() -> None:

@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from msgspec.structs import replace
 
@@ -93,6 +94,24 @@ def running(directory: Path) -> list[int]:
     """Worker processes of this deployment."""
     config = str(directory / "config.toml")
     return [pid for pid, words in commands() if "squall.live.worker" in words and config in words]
+
+
+def test_a_fleet_that_was_served_leaves_why_it_changed_and_what_it_loaded(server: Any) -> None:
+    with server(*SETTINGS, "scale={kind='fixed'}") as subject:
+        fleet_of(subject.url, None, {"replicas": 2, "role": None})
+        while [replica["phase"] for replica in fleet_of(subject.url, None)["replicas"]] != ["ready", "ready"]:
+            time.sleep(0.05)
+        subject.process.send_signal(signal.SIGTERM)
+        assert subject.process.wait(20) == 0
+        (decided,) = pl.read_parquet(subject.directory / "decisions.parquet").iter_rows(named=True)
+        assert {key: decided[key] for key in ("role", "before", "after", "why")} == {
+            "role": "both", "before": 1, "after": 2, "why": "asked for",
+        }  # fmt: skip
+        (loaded,) = pl.read_parquet(subject.directory / "transfers.parquet").iter_rows(named=True)
+        assert (loaded["what"], loaded["kind"], loaded["replica"], loaded["route"]) == ("weights", "mock", 1, [1])
+        assert loaded["started_at"] > decided["at"] > 0
+        assert loaded["duration"] >= 0.5 * 0.2e9  # 0.2 s, at half of them
+        assert loaded["bytes_per_s"] == pytest.approx(loaded["num_bytes"] / loaded["duration"] * 1e9)
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGTERM])
