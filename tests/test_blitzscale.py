@@ -91,6 +91,8 @@ def test_a_fleet_that_breaks_and_scales_ends_everybody_once() -> None:
     assert (found.wrong, found.over_budget) == (0, 0)
 
 
-def test_examples_are_read() -> None:
-    for name in ("blitz-burst", "blitz-serverlessllm"):
-        assert load(ROOT / "examples" / f"{name}.toml").fleet.mode == "disaggregated"
+def test_the_fixed_fleets_of_the_examples_are_those_of_the_first_pair() -> None:
+    cases = module("blitz.cases")
+    systems = cases.systems(cases.pairs()[0])
+    for name, file in (("DistServe (full)", "distserve-full"), ("DistServe (half)", "distserve-half")):
+        assert systems[name].fleet == load(ROOT / "examples" / "baselines" / f"{file}.toml").fleet

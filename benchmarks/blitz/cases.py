@@ -5,11 +5,12 @@ Clusters are those of the catalogue (`blitz-cluster-a`, `-b`), the host's PCIe l
 
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from benchmarks.blitz.traffic import TRACES, bursty, busiest, densified, means, rate, recorded
-from squall.config import Cluster, Config, Model, Queue, ReplicaSpec, Run
+from squall.config import Cluster, Config, Model, Queue, ReplicaSpec, Run, load
 from squall.core.metrics import RunRecord
 from squall.deployment import full_plan
 from squall.fleet_tables import Fleet, Replicas
@@ -18,8 +19,8 @@ from squall.perf.hardware import Gpu, resolve_gpu
 from squall.perf.latency import LatencyModel
 from squall.perf.spec import ModelSpec
 from squall.policies.batching import Vllm
-from squall.policies.load import Auto, Chain, Host, Load, P2p
-from squall.policies.scale import Blitz, Concurrency, Scale
+from squall.policies.load import Load
+from squall.policies.scale import Blitz, Scale
 from squall.sim.driver import EventLog
 from squall.sim.ground import ground
 from squall.sim.prepare import prepare
@@ -27,6 +28,7 @@ from squall.sim.run import simulate
 from squall.workload.spec import OfferedRequest
 
 WINDOW_S = 300.0
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 class Pair:
@@ -95,11 +97,11 @@ class Pair:
         prefill, decode, _ = self.split(num_slots)
         return replace(self.plain, fleet=Fleet("disaggregated", prefill=prefill, decode=decode))
 
-    def elastic(self, load: Load, scale: Scale | None = None) -> Config:
+    def elastic(self, weights: Load, scale: Scale | None = None) -> Config:
         """One replica of each role that may become any number, by BlitzScale's planner unless said otherwise."""
         most = Replicas(1, self.num_slots - 1)
         fleet = Fleet("disaggregated", prefill=most, decode=most, down_window_s=self.idle_ttl_s, idle_ttl_s=self.idle_ttl_s)
-        return replace(self.plain, fleet=fleet, scale=scale or Blitz(), load=load)
+        return replace(self.plain, fleet=fleet, scale=scale or Blitz(), load=weights)
 
     def play(self, config: Config, requests: Sequence[OfferedRequest], log: EventLog | None = None) -> RunRecord:
         model, gpu, latency, blocks = self.stands_on
@@ -114,17 +116,20 @@ def pairs() -> list[Pair]:
     ]
 
 
+SYSTEMS = {
+    "ServerlessLLM": "baselines/serverlessllm",
+    "AllCache": "baselines/allcache",
+    "+Network": "baselines/network",
+    "stop-the-world chain": "baselines/stop-the-world",
+    "+Multicast": "baselines/multicast",
+    "+ZigZag": "blitz-burst",
+    "Knative-like": "baselines/knative",
+}
+"""Which of the examples says how each system scales and loads."""
+
+
 def systems(pair: Pair) -> dict[str, Config]:
     """By name. Those that scale differ only in how weights come to a new replica, but for the last."""
-    lazy = Host(cache="replace", ttl_s=30.0)  # BlitzScale's runs of ServerlessLLM kept a copy for 30 s
-    return {
-        "DistServe (full)": pair.fixed(pair.num_slots),
-        "DistServe (half)": pair.fixed(pair.num_slots // 2),
-        "ServerlessLLM": pair.elastic(lazy),
-        "AllCache": pair.elastic(Host(cache="all_hit")),
-        "+Network": pair.elastic(P2p()),
-        "stop-the-world chain": pair.elastic(Chain(avoid_kv=False)),
-        "+Multicast": pair.elastic(Auto(live=False)),
-        "+ZigZag": pair.elastic(Auto(live=True)),
-        "Knative-like": pair.elastic(lazy, Concurrency()),
-    }
+    fixed = {"DistServe (full)": pair.fixed(pair.num_slots), "DistServe (half)": pair.fixed(pair.num_slots // 2)}
+    examples = {name: load(EXAMPLES / f"{file}.toml") for name, file in SYSTEMS.items()}
+    return fixed | {name: pair.elastic(example.load, example.scale) for name, example in examples.items()}
