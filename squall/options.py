@@ -1,9 +1,14 @@
-"""How options of the command line are made, for all that have some. Knows no command."""
+"""How options of the command line are made, for all that have some, and named where they are wrong. Knows no command."""
 
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from squall.errors import ConfigError
 
 
 def option(help: str, *names: str, **more: Any) -> Any:
@@ -16,6 +21,20 @@ def finite(value: float) -> float:
     if not 0 < value < float("inf"):
         raise typer.BadParameter(f"{value} is not a number of seconds above 0.")
     return value
+
+
+@contextlib.contextmanager
+def named_as_typed(typed: Mapping[str, str]) -> Iterator[None]:
+    """What is wrong with a key is said of the option that stands for it: `use --tp 2`, not `use replica.tp = 2`.
+
+    Args:
+        typed: the options, by their keys.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        keys = rf"\b({'|'.join(map(re.escape, typed))})\b( =)?"
+        raise type(error)(re.sub(keys, lambda found: typed[found[1]], str(error))) from None
 
 
 Settings = Annotated[

@@ -13,11 +13,11 @@ DTYPE_NAMES = {
 }  # fmt: skip
 
 
-def dtype_name(dtype: str) -> str:
-    """The short name of a number type ("bf16" for "bfloat16"). Raises ConfigError for an unknown one."""
+def dtype_name(dtype: str, place: str = "number type") -> str:
+    """The short name of a number type ("bf16" for "bfloat16"). Raises ConfigError for an unknown one, which `place` asks for."""
     name = DTYPE_NAMES.get(dtype.removeprefix("torch."), dtype)
     if name not in DTYPE_BYTES:
-        raise ConfigError(f"number type {dtype!r} is unknown: use one of {', '.join(DTYPE_BYTES)}")
+        raise ConfigError(f"{place} {dtype!r} is unknown: use one of {', '.join(DTYPE_BYTES)}")
     return name
 
 

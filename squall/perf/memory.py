@@ -159,6 +159,9 @@ def _check(model: ModelSpec, gpu: Gpu, plan: Deployment) -> None:
     longest = plan.max_model_len
     if longest is not None and not 1 <= longest <= model.max_position:
         raise ConfigError(f"replica.max_model_len is {longest}; {model.name} knows {model.max_position} positions at most")
+    for key, dtype in (("replica.dtype", plan.dtype), ("replica.kv_dtype", plan.kv_dtype)):
+        if dtype != "auto":
+            dtype_name(dtype, key)
     check_dtype(model, gpu, plan.dtype)
 
 

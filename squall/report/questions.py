@@ -10,7 +10,16 @@ from typing import Annotated
 import typer
 
 from squall.errors import ConfigError
-from squall.options import Settings, option
+from squall.options import Settings, named_as_typed, option
+
+SHAPE = {"model.name": "MODEL", "cluster.gpu": "--gpu", "replica.tp": "--tp", "replica.pp": "--pp", "replica.ep": "--ep"}
+
+ACCOUNT = {
+    "replica.dtype": "--dtype", "replica.kv_dtype": "--kv-dtype", "replica.max_model_len": "--context",
+    "replica.block_size": "--block-size", "replica.gpu_memory_utilization": "--gpu-memory-utilization",
+    "batching.max_num_seqs": "--max-num-seqs", "batching.max_num_batched_tokens": "--max-num-batched-tokens",
+}  # fmt: skip
+"""Keys that have options here: what is wrong with them is said of these."""
 
 
 def plan(
@@ -37,12 +46,14 @@ def plan(
     from squall.perf.plan import options
     from squall.report.plan import plan_lines
 
-    spec, sheet = resolve_model(model), resolve_gpu(gpu)
-    wanted = Deployment(
-        1, pp, ep, dtype, kv_dtype, block_size, gpu_memory_utilization, max_num_batched_tokens, max_num_seqs,
-        context or min(8192, spec.max_position), graphs,
-    )  # fmt: skip
-    for line in plan_lines(spec, sheet, options(spec, sheet, wanted, tp or (1, 2, 4, 8))):
+    with named_as_typed(SHAPE | ACCOUNT):
+        spec, sheet = resolve_model(model), resolve_gpu(gpu)
+        wanted = Deployment(
+            1, pp, ep, dtype, kv_dtype, block_size, gpu_memory_utilization, max_num_batched_tokens, max_num_seqs,
+            context or min(8192, spec.max_position), graphs,
+        )  # fmt: skip
+        found = options(spec, sheet, wanted, tp or (1, 2, 4, 8))
+    for line in plan_lines(spec, sheet, found):
         typer.echo(line)
 
 
@@ -68,9 +79,10 @@ def latency(
 
     if batch + chunk == 0:
         raise ConfigError("a step of nothing takes no time; give --batch or --chunk")
-    resolved = load(None, [*(settings or ()), f"replica.tp={tp}", f"replica.pp={pp}", f"replica.ep={ep}"])
-    sheet, links = joined(resolve_gpu(gpu), resolved.cluster, tp)
-    priced = operators_model(resolved.latency, resolve_model(model), sheet, resolved.replica, links=links)
+    with named_as_typed(SHAPE):
+        resolved = load(None, [*(settings or ()), f"replica.tp={tp}", f"replica.pp={pp}", f"replica.ep={ep}"])
+        sheet, links = joined(resolve_gpu(gpu), resolved.cluster, tp)
+        priced = operators_model(resolved.latency, resolve_model(model), sheet, resolved.replica, links=links)
     chunks = (Chunk(0, before, chunk, 0, True),) if chunk else ()
     for line in latency_lines(priced.source, priced.explain(RunSteps(0, 1, batch, batch * context, chunks))):
         typer.echo(line)

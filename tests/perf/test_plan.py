@@ -70,7 +70,7 @@ def test_a_gpu_without_the_type_is_refused() -> None:
         ({"max_model_len": 9000}, r"replica.max_model_len is 9000; .* knows 8192 positions at most"),
         ({"max_num_seqs": 0}, r"batching.max_num_seqs is 0; it must be at least 1"),
         ({"max_num_batched_tokens": -1}, r"batching.max_num_batched_tokens is -1"),
-        ({"kv_dtype": "fp7"}, r"number type 'fp7' is unknown"),
+        ({"kv_dtype": "fp7"}, r"replica.kv_dtype 'fp7' is unknown"),
         ({"pp": 99}, r"replica.pp is 99, but .* has 80 layers"),
     ],
 )

@@ -54,17 +54,30 @@ def test_the_command_prints_tp_1_2_4_and_8(monkeypatch: pytest.MonkeyPatch, caps
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["llama-9", "--gpu", "l4"], "model.name 'llama-9' is neither"),
-        (["smollm2", "--gpu", "l5"], "cluster.gpu 'l5' is unknown: did you mean l4"),
-        (["smollm2", "--gpu", "l4", "--context", "9000"], "replica.max_model_len is 9000"),
-        (["smollm2", "--gpu", "l4", "--tp", "2"], "replica.tp is 2, but"),
-        (["smollm2", "--gpu", "l4", "--kv-dtype", "fp7"], "number type 'fp7' is unknown"),
+        (["plan", "llama-9", "--gpu", "l4"], "MODEL 'llama-9' is neither"),
+        (["plan", "smollm2", "--gpu", "l5"], "--gpu 'l5' is unknown: did you mean l4"),
+        (["plan", "smollm2", "--gpu", "l4", "--context", "9000"], "--context is 9000"),
+        (["plan", "smollm2", "--gpu", "l4", "--tp", "2"], "--tp is 2, but"),
+        (["plan", "smollm2", "--gpu", "l4", "--pp", "31"], "--pp is 31, but"),
+        (["plan", "mixtral-8x7b", "--gpu", "l4", "--ep", "3"], "--ep is 3, but"),
+        (["plan", "smollm2", "--gpu", "l4", "--dtype", "fp7"], "--dtype 'fp7' is unknown: use one of fp32, bf16"),
+        (["plan", "smollm2", "--gpu", "l4", "--kv-dtype", "fp7"], "--kv-dtype 'fp7' is unknown: use one of fp32, bf16"),
+        (["plan", "llama-3-8b", "--gpu", "t4"], "use --dtype fp16"),
+        (["plan", "smollm2", "--gpu", "l4", "--block-size", "0"], "--block-size is 0; it must"),
+        (["plan", "smollm2", "--gpu", "l4", "--gpu-memory-utilization", "2"], "--gpu-memory-utilization is 2.0; it must"),
+        (["plan", "smollm2", "--gpu", "l4", "--max-num-seqs", "0"], "--max-num-seqs is 0; it must"),
+        (["plan", "smollm2", "--gpu", "l4", "--max-num-batched-tokens", "0"], "--max-num-batched-tokens is 0; it must"),
+        (["latency", "llama-9", "--gpu", "l4"], "MODEL 'llama-9' is neither"),
+        (["latency", "smollm2", "--gpu", "l5"], "--gpu 'l5' is unknown: did you mean l4"),
+        (["latency", "smollm2", "--gpu", "l4", "--tp", "2"], "--tp is 2, but"),
+        (["latency", "smollm2", "--gpu", "l4", "--set", "replica.dtype=fp7"], "replica.dtype = 'fp7': unknown value"),
+        (["profile", "import", "x", "--format", "vidur", "--out", "new", "--gpu", "l5"], "--gpu 'l5' is unknown"),
     ],
 )
-def test_an_error_is_one_line(
+def test_an_error_is_one_line_and_names_what_was_typed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["squall", "plan", *arguments])
+    monkeypatch.setattr(sys, "argv", ["squall", *arguments])
     with pytest.raises(SystemExit) as end:
         main()
     out, err = capsys.readouterr()

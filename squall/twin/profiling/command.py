@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from squall.errors import ConfigError
-from squall.options import ConfigFile, finite, option
+from squall.options import ConfigFile, finite, named_as_typed, option
 
 Settings = Annotated[list[str] | None, option("Override any key; may be repeated.", "--set", metavar="KEY=VALUE")]
 ModelName = Annotated[str | None, option("model.name: a known model, a checkpoint, or a config.json")]
@@ -108,7 +108,9 @@ def bring_in(
     from squall.perf.tables.profile import save
 
     _writable(out)
-    read = import_profile(format, path, resolve_gpu(gpu) if gpu else None, resolve_model(model) if model else None, engine)
+    with named_as_typed({"cluster.gpu": "--gpu", "model.name": "--model"}):
+        of_gpu, of_model = resolve_gpu(gpu) if gpu else None, resolve_model(model) if model else None
+    read = import_profile(format, path, of_gpu, of_model, engine)
     save(read, out)
     for name, rows in read.rows.items():
         typer.echo(f"{name}: {len(rows):,} points")
