@@ -303,12 +303,13 @@ def compare(
     if len(runs) < 2:
         raise ConfigError(f"compare needs two run directories or more; only {runs[0]} was given")
     wide = None if sys.stdout.isatty() else 1000  # a file has no edge to fold at
-    for model, paths in side_by_side(runs):
-        read = [read_run(path) for path in paths]
+    read = [(model, [read_run(path) for path in paths]) for model, paths in side_by_side(runs)]
+    warned = [warnings(of_model) for _, of_model in read]  # all files are read before anything is said
+    for (model, of_model), lines in zip(read, warned, strict=True):
         if model:
             typer.echo(model)
-        Console(width=wide).print(table([path.name or str(path) for path in runs], [run.summary for run in read]))
-        for line in warnings(read):
+        Console(width=wide).print(table([path.name or str(path) for path in runs], [run.summary for run in of_model]))
+        for line in lines:
             typer.echo(line)
     _next(f"squall report {runs[0]}")
 

@@ -315,6 +315,23 @@ def test_different_workloads_are_said_to_be_different(squall: Squall) -> None:
     assert "different workloads: one and two: " in squall("compare", "one", "two").out
 
 
+def test_what_cannot_be_compared_is_told_instead_of_a_table(squall: Squall) -> None:
+    for name in ("one", "two"):
+        squall("simulate", EXAMPLES / "azure-conv.toml", "--set", "workload.num_requests=5", "--out", name)
+    requests = Path("two/requests.parquet")
+    pl.read_parquet(requests).drop("finished_at").write_parquet(requests)
+    other = squall("compare", "one", "two")
+    requests.write_bytes(b"PAR")
+    broken = squall("compare", "one", "two")
+    requests.unlink()
+    absent = squall("compare", "one", "two")
+    for said in (other, broken, absent):
+        assert (said.code, said.out) == (2, "")
+        assert said.err.startswith("squall: error: two/requests.parquet cannot be read: ")
+        assert said.err.count("\n") == 1
+    assert "finished_at" in other.err
+
+
 def test_a_simulation_imports_no_web_server_and_no_torch(tmp_path: Path) -> None:
     code = """
 import sys

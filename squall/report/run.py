@@ -73,13 +73,13 @@ class StoredRun(msgspec.Struct, frozen=True):
 
     def lives(self) -> Lives:
         """What became of each request, in the order of the file."""
-        frame = _read_parquet(self.path / REQUESTS)
+        frame = _read_parquet(self.path / REQUESTS, Lives.__struct_fields__)
         names = [name for name in Lives.__struct_fields__ if name != "outcome"]
         columns = {name: frame[name].fill_null(UNSET).to_numpy() for name in names}
         return Lives(**columns, outcome=frame["outcome"].to_numpy().astype(str))
 
     def gaps(self) -> Gaps:
-        frame = _read_parquet(self.path / GAPS)
+        frame = _read_parquet(self.path / GAPS, Gaps.__struct_fields__)
         return Gaps(**{name: array("q", frame[name].to_list()) for name in Gaps.__struct_fields__})
 
     def series(self) -> polars.DataFrame | None:
@@ -306,10 +306,11 @@ def _parquet(frame: polars.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
-def _read_parquet(path: Path) -> polars.DataFrame:
+def _read_parquet(path: Path, columns: Sequence[str] | None = None) -> polars.DataFrame:
+    """Of a table these columns, in their order; all that there are when None. Raises ConfigError where one cannot be had."""
     import polars as pl
 
     try:
-        return pl.read_parquet(path)
+        return pl.read_parquet(path, columns=columns and list(columns))
     except (OSError, pl.exceptions.PolarsError) as error:
         raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
