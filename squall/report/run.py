@@ -311,6 +311,6 @@ def _read_parquet(path: Path, columns: Sequence[str] | None = None) -> polars.Da
     import polars as pl
 
     try:
-        return pl.read_parquet(path, columns=columns and list(columns))
+        return pl.read_parquet(path, columns=None if columns is None else list(columns))
     except (OSError, pl.exceptions.PolarsError) as error:
         raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
