@@ -230,7 +230,8 @@ class Network:
         if flow.upstream is not None:
             flow.upstream.settle(self._now)
             flow.tied = flow.upstream.moved <= flow.lag
-        narrow, own = flow.tied, flow.narrowest
+        own = flow.narrowest
+        narrow = flow.tied or any(follower.tied for follower in flow.followers)  # these stood still until now
         for link in flow.path:
             link.flows[flow] = None
             link.demand = demand = link.demand + own

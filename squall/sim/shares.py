@@ -117,7 +117,8 @@ def narrowest(path: tuple[Link, ...]) -> int:
 def fair_rates(flows: Collection[Flow]) -> dict[Flow, int]:
     """Max-min fair rates by progressive filling: all grow together; where a link is full, those on it have their share.
 
-    A flow that is tied to its upstream stops growing with it. (Bertsekas and Gallager, Data Networks, section 6.5.2.)
+    A flow that is tied to its upstream stops growing with it, and does not begin to while that one waits for its own start.
+    (Bertsekas and Gallager, Data Networks, section 6.5.2.)
     """
     if len(flows) == 1:  # nobody to share with
         [flow] = flows
@@ -125,7 +126,11 @@ def fair_rates(flows: Collection[Flow]) -> dict[Flow, int]:
     growing = dict.fromkeys(flows)
     rates: dict[Flow, int] = {}
     rooms: dict[Link, Room] = {}
+    waiting: list[Flow] = []
     for flow in growing:
+        if not flow.started:
+            waiting.append(flow)
+            continue
         for link in flow.path:
             if link.demand > link.bandwidth:
                 room = rooms.get(link)
@@ -133,6 +138,8 @@ def fair_rates(flows: Collection[Flow]) -> dict[Flow, int]:
                     rooms[link] = [link.bandwidth, 1]
                 else:
                     room[1] += 1
+    for flow in waiting:
+        _stop(flow, 0, growing, rates, rooms)
     shares = [(left // number, place, link) for place, (link, (left, number)) in enumerate(rooms.items())]
     heapify(shares)
     slowest_first, at = sorted(growing, key=attrgetter("narrowest")), 0
@@ -175,7 +182,7 @@ def _stop(flow: Flow, level: int, growing: dict[Flow, None], rates: dict[Flow, i
             continue
         del growing[stopped]
         rates[stopped] = level
-        for link in stopped.path:
+        for link in stopped.path if stopped.started else ():
             if (room := rooms.get(link)) is not None:
                 room[0] -= level
                 room[1] -= 1

@@ -272,6 +272,19 @@ def test_followers_of_one_that_ends_are_free_before_the_next_begins() -> None:
     assert ends(network) == {1: 1750 * MILLISECOND, 2: 1500 * MILLISECOND}
 
 
+def test_who_has_caught_up_with_one_that_waits_stands_still_and_moves_nothing_for_it() -> None:
+    """The last of a chain goes on with 2 GB that the middle one had before it lost its own source, and waits for that again."""
+    network = Network({"a": G, "b": G, "c": 4 * G}, record=True)
+    network.start(1, ["a"], 10 * G, 0)
+    network.start(2, ["b"], 10 * G, 0, after=1, chunk=5 * G)
+    network.start(3, ["c"], 12 * G, 0, after=2, chunk=-2 * G)
+    network.advance(SECOND)
+    assert [network.rate(flow) for flow in (1, 2, 3)] == [G, 0, 0]
+    assert (network.arrived(2), network.arrived(3)) == (0, 2 * G)
+    assert ends(network) == {1: 10 * SECOND, 2: 15 * SECOND, 3: 15 * SECOND}
+    assert network.links["b"].series == [(5 * SECOND, G, 1), (15 * SECOND, 0, 0)]
+
+
 # -- over time
 
 
