@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
-from squall.config import DEFAULTS, Cluster, dumps, from_tree
+from squall.config import DEFAULTS, Cluster, Slo, dumps, from_tree, load
 from squall.core.actions import AnyAction, Decided, Send, StartReplica
 from squall.core.controller import Controller
 from squall.core.events import (
@@ -33,15 +34,18 @@ from squall.core.events import (
 )
 from squall.core.fleet_plan import Bounds, FleetPlan, Patience, Slots
 from squall.core.fleet_view import Capacity, ScaleView, Wanted
+from squall.core.machine import Machine
 from squall.core.metrics import Outcome
-from squall.core.types import MILLISECOND, ROUTER, SECOND, Role
+from squall.core.types import CONTROLLER, MILLISECOND, ROUTER, SECOND, MachineId, Nanos, Role
 from squall.errors import ConfigError
 from squall.fleet_tables import Fleet, Replicas
+from squall.report.summary import summarise
 from squall.sim.loading import Delays
+from squall.twin.rehearse import rehearse
 from squall.workload.spec import OfferedRequest
 from tests.core.test_roles import DECODE, PREFILL, Counts, changed, down, fleet, turn, up
 from tests.sim import test_disaggregated as apart
-from tests.sim.test_elastic import CAPACITY, play, steady
+from tests.sim.test_elastic import CAPACITY, play
 
 DOCS = Path(__file__).resolve().parents[2]
 
@@ -89,24 +93,78 @@ def test_the_part_that_fails_is_tried_again_within_the_budget_and_given_up_with_
 
 # -- 5: a new replica's first passes and the idea of what a replica can do (ai-dynamo/dynamo#12430)
 
+PRICED = ("model.name=llama-3-8b", "cluster.gpu=a100-80g", "cluster.nodes=2", "load={kind='mock', load_s=5}")
+ELASTIC = {
+    "colocated": ("fleet.replicas={min=1, max=8}",),
+    "disaggregated": ("fleet.mode=disaggregated", "fleet.prefill={min=1, max=6}", "fleet.decode={min=1, max=6}"),
+}
+WARM_AT_S = 30
+SLOW = "{{at_s=0, kind='slow', which={}, duration_s={}, factor=0.1}}"
+COLD = f"faults=[{', '.join(SLOW.format(replica, WARM_AT_S) for replica in range(1, 8))}]"
+"""The first seconds of every replica but the first one, at a tenth of its speed."""
 
-class Remembering(Struct):
-    """Wants two replicas from ten seconds on, and notes what it is told that one can do."""
 
-    seen: list[tuple[Capacity | None, int]] = field(default_factory=list)
-
-    def __call__(self, view: ScaleView) -> Wanted:
-        self.seen.append((view.capacity, view.roles[Role.BOTH].num_ready))
-        return Wanted({Role.BOTH: 1 if view.now < 10 * SECOND else 2}, "by the clock")
+def workload(rate_rps: float, seconds: float, prompt: int, output: int) -> str:
+    lengths = f"prompt={{kind='fixed', tokens={prompt}}}, output={{kind='fixed', tokens={output}}}"
+    return f"workload={{kind='synthetic', duration_s={seconds}, arrivals={{kind='poisson', rate_rps={rate_rps}}}, {lengths}}}"
 
 
-def test_what_a_replica_can_do_is_the_same_before_in_and_after_a_cold_start() -> None:
-    policy = Remembering()
-    record, _ = play(steady(10, 60), policy, delays=Delays(process=5 * SECOND, load=5 * SECOND, capture=5 * SECOND))
-    assert {ready for _, ready in policy.seen} >= {1, 2}
-    assert {capacity for capacity, _ in policy.seen} == {CAPACITY}
-    assert all(row.outcome is Outcome.COMPLETED for row in record.requests)
-    assert {row.replica for row in record.requests} == {0, 1}
+class Told:
+    """What scale policies were told that a replica can do, and how many of each role were wanted at the end."""
+
+    def __init__(self, *settings: str) -> None:
+        self.capacities: set[Capacity | None] = set()
+        self._controller: Controller | None = None
+        self.record_of_run = rehearse(load(None, [*PRICED, *settings]), [self])
+        assert self._controller is not None
+        self.wanted = {role: state.target for role, state in self._controller.states.items()}
+
+    def created(self, _now: Nanos, _machine: MachineId, made: Machine) -> None:
+        if isinstance(made, Controller):
+            self._controller = made
+
+    def record(self, _now: Nanos, machine: MachineId, _event: AnyEvent, _actions: Sequence[AnyAction]) -> None:
+        if machine == CONTROLLER and self._controller is not None:
+            self.capacities.add(self._controller.capacity)
+
+
+@pytest.mark.parametrize(
+    ("scale", "mode"),
+    [
+        ("kind='ttft', ttft_s=0.5", "colocated"),
+        ("kind='blitz'", "colocated"),
+        ("kind='blitz'", "disaggregated"),
+        ("kind='utilisation'", "disaggregated"),
+    ],
+)
+def test_slow_first_passes_change_nothing_of_what_a_replica_is_taken_for_and_leave_no_larger_fleet(scale: str, mode: str) -> None:
+    """More may be wanted while prompts wait behind slow passes; a window later it is as if all had been warm."""
+    settings = (f"scale={{{scale}}}", "startup.process_s=2", "fleet.down_window_s=10", *ELASTIC[mode])
+    settings = (*settings, workload(20, 120, 1000, 200), "run.duration_s=120")
+    warm, cold = Told(*settings), Told(*settings, COLD)
+    served = [row for row in cold.record_of_run.requests if row.scheduled_at < WARM_AT_S * SECOND and row.replica > 0]
+    assert served  # by replicas that were slow
+    assert cold.record_of_run.scale_ups > 0
+    assert cold.capacities == warm.capacities != {None}
+    assert len(cold.capacities) == 1
+    assert cold.wanted == warm.wanted
+
+
+def test_a_replica_is_taken_for_what_it_does_when_it_is_warm() -> None:
+    """To 2 %: prompts of a whole step one after the other, and a full batch over half of the KV pool."""
+    [capacity] = Told(
+        "fleet.replicas={min=1, max=2}", "scale.kind=blitz", "batching.max_num_seqs=256", workload(1, 5, 100, 9)
+    ).capacities
+    assert capacity is not None
+    prompts = Told(workload(1e6, 1e-4, 2048, 1)).record_of_run
+    tokens = sum(row.num_prompt_tokens for row in prompts.requests)
+    assert capacity.prefill_tokens_per_s == pytest.approx(tokens * SECOND / prompts.ended_at, rel=0.02)
+    context = capacity.num_blocks * capacity.block_size // 2 // 256
+    batch = Told("batching.max_num_seqs=256", workload(1e6, 3e-4, context - 200, 400)).record_of_run
+    steps = summarise(batch, Slo(), None).tbt_s
+    assert len(batch.requests) >= 256
+    assert steps is not None  # p50 is one of a full batch, without prompts and half-way through the answers
+    assert capacity.decode_tokens_per_s == pytest.approx(256 / steps.p50, rel=0.02)
 
 
 # -- 10: what a removed replica said last (llm-d/llm-d-autoscaling#368)
