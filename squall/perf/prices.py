@@ -8,13 +8,13 @@ them does, by another number beyond each bend of the curve.
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from functools import cache
 from math import isqrt
 from typing import Protocol
 
 from squall.core.actions import Chunk
 from squall.core.types import Nanos
 from squall.perf.latency import UNITS_PER_NANO, BatchShape, Progression, only_stage
+from squall.perf.worked_out import WorkedOut
 
 UNITS_PER_SECOND = UNITS_PER_NANO * 1_000_000_000
 
@@ -56,10 +56,10 @@ class StepPrices:
         self.num_stages = 1
         self._context = units(work.context_s())
         step = work.step_s()
-        self._tokens: Callable[[int], int] = cache(lambda tokens: max(UNITS_PER_NANO, units(step + work.tokens_s(tokens))))
-        self._logits: Callable[[int], int] = cache(lambda rows: units(work.logits_s(rows)) if rows else 0)
-        self._decodes: Callable[[int], int] = cache(lambda decodes: self._tokens(decodes) + self._logits(decodes))
-        self._chunk: Callable[[int], tuple[int, int]] = cache(lambda tokens: _pair(work.chunk_s(tokens)))
+        self._tokens: dict[int, int] = WorkedOut(lambda tokens: max(UNITS_PER_NANO, units(step + work.tokens_s(tokens))))
+        self._logits: dict[int, int] = WorkedOut(lambda rows: units(work.logits_s(rows)) if rows else 0)
+        self._decodes: dict[int, int] = WorkedOut(lambda decodes: self._tokens[decodes] + self._logits[decodes])
+        self._chunk: dict[int, tuple[int, int]] = WorkedOut(lambda tokens: _pair(work.chunk_s(tokens)))
 
     def run(self, shape: BatchShape, steps: int) -> list[Progression]:
         """See `LatencyModel.run`. Always a single progression."""
@@ -67,17 +67,17 @@ class StepPrices:
         chunks = shape.chunks
         growth = self._context * decodes
         if not chunks:
-            return [Progression(steps, self._decodes(decodes) + self._context * shape.decode_context, growth)]
+            return [Progression(steps, self._decodes[decodes] + self._context * shape.decode_context, growth)]
         tokens = rows = decodes
         price = self._context * shape.decode_context
         for chunk in chunks:
-            own, each_before = self._chunk(chunk.num_tokens)
+            own, each_before = self._chunk[chunk.num_tokens]
             price += own + each_before * chunk.offset
             tokens += chunk.num_tokens
             rows += chunk.last
         if steps > 1:  # one chunk, whose offset advances by its length
             growth += each_before * chunk.num_tokens
-        return [Progression(steps, price + self._tokens(tokens) + self._logits(rows), growth)]
+        return [Progression(steps, price + self._tokens[tokens] + self._logits[rows], growth)]
 
     def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
         """See `LatencyModel.stages`."""
@@ -159,9 +159,9 @@ Beside = Callable[[int, int, int], int]
 
 def beside_attention(curves: Curves) -> Beside:
     """The step itself with what every token passes, and the logits; each worked out once a size."""
-    passing: Callable[[int], int] = cache(lambda tokens: max(UNITS_PER_NANO, units(curves.tokens_s(tokens))))
-    logits: Callable[[int], int] = cache(lambda rows: units(curves.logits_s(rows)) if rows else 0)
-    return lambda decodes, tokens, last: passing(decodes + tokens) + logits(decodes + last)
+    passing: dict[int, int] = WorkedOut(lambda tokens: max(UNITS_PER_NANO, units(curves.tokens_s(tokens))))
+    logits: dict[int, int] = WorkedOut(lambda rows: units(curves.logits_s(rows)) if rows else 0)
+    return lambda decodes, tokens, last: passing[decodes + tokens] + logits[decodes + last]
 
 
 def like(squares: int, before: int) -> tuple[int, int]:
@@ -183,9 +183,9 @@ class CurvePrices:
         self.num_stages = 1
         self._curves = curves
         self.beside: Beside = beside_attention(curves) if beside is None else beside
-        self._decode: Callable[[int], Ramp] = cache(self._decodes)
-        self._chunk: Callable[[int], Ramp] = cache(self._prefill)
-        self._prompt: Callable[[int], int] = cache(lambda tokens: units(curves.prompt_s(tokens)))
+        self._decode: dict[int, Ramp] = WorkedOut(self._decodes)
+        self._chunk: dict[int, Ramp] = WorkedOut(self._prefill)
+        self._prompt: dict[int, int] = WorkedOut(lambda tokens: units(curves.prompt_s(tokens)))
         self._recent: dict[int, _Stretch] = {}  # by the number of decodes: where their context was last
 
     def run(self, shape: BatchShape, steps: int) -> list[Progression]:
@@ -196,9 +196,9 @@ class CurvePrices:
         if chunks:
             if steps > 1:  # the one chunk's offset advances by its length
                 chunk = chunks[0]
-                climbs = [(self._chunk(chunk.num_tokens), chunk.offset)]
+                climbs = [(self._chunk[chunk.num_tokens], chunk.offset)]
                 if decodes:
-                    climbs.append((self._decode(decodes), context))
+                    climbs.append((self._decode[decodes], context))
                 return _stretches(self.beside(decodes, chunk.num_tokens, 0), climbs, steps)
             tokens = last = 0
             for chunk in chunks:
@@ -210,7 +210,7 @@ class CurvePrices:
             stretch = self._stretch(decodes, context)
         low, high, base, rise, fixed = stretch
         if context + (steps - 1) * decodes >= high:
-            return _stretches(fixed, [(self._decode(decodes), context)], steps)
+            return _stretches(fixed, [(self._decode[decodes], context)], steps)
         return [Progression(steps, fixed + base + rise * (context - low) // decodes, rise)]
 
     def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
@@ -223,7 +223,7 @@ class CurvePrices:
         if len(chunks) == 1:
             chunk = chunks[0]
             offset = chunk.offset
-            price = self._chunk(chunk.num_tokens).at(offset) if offset else self._prompt(chunk.num_tokens)
+            price = self._chunk[chunk.num_tokens].at(offset) if offset else self._prompt[chunk.num_tokens]
         elif chunks:
             price = self._several(chunks)
         if decodes:
@@ -241,16 +241,16 @@ class CurvePrices:
             squares += length * length
             before += length * chunk.offset
             offset = chunk.offset
-            alone = self._chunk(length).at(offset) if offset else self._prompt(length)
+            alone = self._chunk[length].at(offset) if offset else self._prompt[length]
             if alone > most:
                 most = alone
         length, offset = like(squares, before)
-        together = self._chunk(length).at(offset) if offset else self._prompt(length)
+        together = self._chunk[length].at(offset) if offset else self._prompt[length]
         return most if most > together else together
 
     def _stretch(self, decodes: int, context: int) -> _Stretch:
         """Where the context of so many decodes is, from now on the first place to look."""
-        ramp = self._decode(decodes)
+        ramp = self._decode[decodes]
         knots = ramp.knots
         after = bisect_right(knots, context)
         high = knots[after] if after < len(knots) else _FAR
