@@ -496,8 +496,8 @@ def test_a_step_is_told_operator_by_operator(squall: Squall) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--tp", "3"), "replica.tp is 3, but meta-llama/Meta-Llama-3-8B has 32 heads"),
-        (("--pp", "40"), "replica.pp is 40, but meta-llama/Meta-Llama-3-8B has 32 layers; use 1 to 32"),
+        (("--tp", "3"), "--tp is 3, but meta-llama/Meta-Llama-3-8B has 32 heads"),
+        (("--pp", "40"), "--pp is 40, but meta-llama/Meta-Llama-3-8B has 32 layers; use 1 to 32"),
         (("--batch", "0"), "a step of nothing takes no time; give --batch or --chunk"),
         (("--set", "cluster.node=hgx-a100"), "cluster.node 'hgx-a100' has a100-80g GPUs, not h100-sxm"),
     ],
