@@ -1,10 +1,9 @@
 """The commands. Each reads its configuration, calls the part that does the work, and says what it wrote and what to run next.
 
 Knows no part's insides; parts are imported by the command that needs them, so that `squall simulate` pays for no web server.
+For the same reason no module of commands postpones its annotations: typer would compile each of them, as text, at every start.
 The one place that turns `SquallError` into a line on stderr and an exit code: 2 for what the user can put right, 130 for Ctrl-C.
 """
-
-from __future__ import annotations
 
 import contextlib
 import gc
@@ -20,10 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import squall
-from squall.errors import ConfigError, ModelError, SquallError
+from squall.errors import ConfigError, SquallError
 from squall.extras import INSTALL, missing
+from squall.live.command import doctor, models, scale
 from squall.options import ConfigFiles, Settings, finite, option
+from squall.report.command import compare, report
 from squall.report.questions import latency, plan
+from squall.saying import say, say_wrote
 from squall.search.cli import search
 from squall.twin.profiling.command import profiles
 
@@ -45,11 +47,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-models = typer.Typer(help="Models that squall can fetch by itself.", no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(models, name="model")
+app.add_typer(models(), name="model")
 app.add_typer(profiles(), name="profile")
 
-NeededFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A TOML file with a [workload].", show_default=False)]
 NeededFiles = Annotated[
     list[Path],
     typer.Argument(
@@ -58,7 +58,6 @@ NeededFiles = Annotated[
         show_default=False,
     ),
 ]
-RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
 Out = Annotated[Path | None, option("The run directory to write; it must not exist yet.", metavar="DIR")]
 ModelName = Annotated[str | None, option("model.name")]
 Device = Annotated[str | None, option("serve.device: cpu or cuda")]
@@ -141,7 +140,7 @@ def simulate(
             on = deployed(resolved)
         summary = write_run(place, record, resolved, usd_per_gpu_hour(resolved), log, on, told_apart)
     _tell(summary)
-    _end(place, f"squall report {place}", f"squall compare {place} OTHER_RUN")
+    say_wrote(place, f"squall report {place}", f"squall compare {place} OTHER_RUN")
 
 
 def _simulate_together(
@@ -161,7 +160,7 @@ def _simulate_together(
         _tell(one)
     for line in lines_of(summary):
         typer.echo(line)
-    _end(place, f"squall report {place}", f"squall report {place / summary.fleets[0].model}")
+    say_wrote(place, f"squall report {place}", f"squall report {place / summary.fleets[0].model}")
 
 
 @app.command()
@@ -195,36 +194,15 @@ def serve(
     if with_parent:
         threading.Thread(target=_watch_parent, daemon=True).start()
     if several:
-        serve_together(loaded, [str(file) for file in files], place, _say)
+        serve_together(loaded, [str(file) for file in files], place, say)
     else:
-        run(loaded[0], place, _say)
+        run(loaded[0], place, say)
     served = [place / name_of(config) if several else place for config in loaded if config.workload is not None]
     with contextlib.suppress(OSError):
-        _end(place, *([f"squall simulate {' '.join(str(folder / 'config.toml') for folder in served)}"] if served else []))
+        say_wrote(place, *([f"squall simulate {' '.join(str(folder / 'config.toml') for folder in served)}"] if served else []))
 
 
-@app.command()
-def scale(
-    replicas: Annotated[int | None, typer.Argument(help="How many; when absent, only the status is shown.", min=0)] = None,
-    role: Annotated[str | None, option("prefill, decode or both; a fleet of one role needs none")] = None,
-    model: Annotated[str | None, option("Whose fleet, where several models are served.")] = None,
-    auto: Annotated[bool, typer.Option("--auto", help="Let the policy decide again.")] = False,
-    url: Annotated[str, typer.Option(help="The service.")] = "http://127.0.0.1:8000",
-    api_key: Annotated[str | None, option("Its key.", envvar="OPENAI_API_KEY")] = None,
-) -> None:
-    """Show a running fleet, or say how many replicas it should have."""
-    from squall.live.admin import fleet_of, lines_of
-
-    if replicas is not None and auto:
-        raise ConfigError("a number of replicas and --auto contradict each other; give one of them")
-    for name, given in (("--role", role), ("--model", model)):
-        if given is not None and replicas is None and not auto:
-            raise ConfigError(f"{name} alone changes nothing; give a number of replicas, or --auto")
-    change: dict[str, Any] | None = None
-    if replicas is not None or auto:
-        change = {"replicas": replicas, "role": role} | ({} if model is None else {"model": model})
-    for line in lines_of(fleet_of(url, api_key, change)):
-        _say(line)
+app.command()(scale)
 
 
 @app.command()
@@ -256,7 +234,9 @@ def replay(
     _tell(write_run(place, record, resolved, None if url else usd_per_gpu_hour(resolved)))
     for line in record.warnings:
         typer.echo(f"note: {line}")
-    _end(place, f"squall report {place}", f"squall simulate {place / 'config.toml'}", f"squall compare {place} SIMULATED_RUN")
+    say_wrote(
+        place, f"squall report {place}", f"squall simulate {place / 'config.toml'}", f"squall compare {place} SIMULATED_RUN"
+    )
 
 
 def _replay_together(
@@ -274,7 +254,7 @@ def _replay_together(
         for line in record.warnings:
             typer.echo(f"note: {line}")
     again = " ".join(str(folder / "config.toml") for folder, _, _ in done)
-    _end(place, f"squall report {done[0][0]}", f"squall simulate {again}", f"squall compare {place} SIMULATED_RUN")
+    say_wrote(place, f"squall report {done[0][0]}", f"squall simulate {again}", f"squall compare {place} SIMULATED_RUN")
 
 
 app.command()(plan)
@@ -290,85 +270,12 @@ def demo(out: Out = None, port: Annotated[int, typer.Option(help="Where to serve
     run(out, port, typer.echo)
 
 
-@app.command()
-def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories; the others are related to the first.")],
-) -> None:
-    """Two or more runs side by side; of several models, model by model."""
-    from rich.console import Console
-
-    from squall.report.compare import table, warnings
-    from squall.report.run import read_run, side_by_side
-
-    if len(runs) < 2:
-        raise ConfigError(f"compare needs two run directories or more; only {runs[0]} was given")
-    wide = None if sys.stdout.isatty() else 1000  # a file has no edge to fold at
-    read = [(model, [read_run(path) for path in paths]) for model, paths in side_by_side(runs)]
-    warned = [warnings(of_model) for _, of_model in read]  # all files are read before anything is said
-    for (model, of_model), lines in zip(read, warned, strict=True):
-        if model:
-            typer.echo(model)
-        Console(width=wide).print(table([path.name or str(path) for path in runs], [run.summary for run in of_model]))
-        for line in lines:
-            typer.echo(line)
-    _next(f"squall report {runs[0]}")
+app.command()(compare)
+app.command()(report)
+app.command()(doctor)
 
 
-@app.command()
-def report(run: RunDirectory) -> None:
-    """A run as one HTML page that needs no network."""
-    from squall.report.cluster import is_cluster, read_cluster, write_cluster_report
-
-    if is_cluster(run):
-        folders = [run / fleet.model for fleet in read_cluster(run).fleets]
-        _end(write_cluster_report(run), *(f"squall report {folder}" for folder in folders if folder.is_dir()))
-        return
-    from squall.report.changes import latest_decisions
-    from squall.report.html import write_report
-    from squall.report.run import read_run
-
-    found = read_run(run)
-    page = write_report(found)
-    for line in latest_decisions(found):
-        typer.echo(line)
-    _end(page, f"squall compare {run} OTHER_RUN")
-
-
-@app.command()
-def doctor() -> None:
-    """Is this machine fit to serve? Exit code 1 where something fails."""
-    from squall.live.doctor import examine
-
-    failed = False
-    for finding in examine():
-        typer.echo(finding.line())
-        failed = failed or finding.verdict == "fail"
-    if failed:
-        raise typer.Exit(1)
-
-
-@models.command("pull")
-def model_pull(name: Annotated[str, typer.Argument(help="Its name.")] = "smollm2") -> None:
-    """Fetch a model, once."""
-    from squall.live.models import pull
-
-    pull(name, typer.echo)
-    _next(f"squall serve --model {name}")
-
-
-@models.command("list")
-def model_list() -> None:
-    """What can be fetched, and what is here."""
-    from squall.live.models import SOURCES, find
-
-    for name in SOURCES:
-        try:
-            typer.echo(f"{name}: {find(name)}")
-        except ModelError as error:
-            typer.echo(str(error))
-
-
-def _load(config: Path | None, settings: list[str] | None, out: Path | None, *options: dict[str, Any]) -> Config:
+def _load(config: Path | None, settings: list[str] | None, out: Path | None, *options: dict[str, Any]) -> "Config":
     """The configuration; options that were given override the keys that they stand for."""
     from squall.config import load
 
@@ -378,7 +285,7 @@ def _load(config: Path | None, settings: list[str] | None, out: Path | None, *op
     return load(config, [*(settings or ()), *(f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None)])
 
 
-def _load_each(files: list[Path], settings: list[str] | None, out: Path | None, given: dict[str, Any]) -> list[Config]:
+def _load_each(files: list[Path], settings: list[str] | None, out: Path | None, given: dict[str, Any]) -> "list[Config]":
     """Of several models. What is wrong with one by an override, is said of its file."""
     from squall.sharing import said_of
 
@@ -406,27 +313,11 @@ def _watch_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _say(line: str) -> None:
-    """To whoever may still listen: a server does not end because its terminal has gone or its log's disk is full."""
-    with contextlib.suppress(OSError):
-        typer.echo(line)
-
-
-def _tell(summary: Summary) -> None:
+def _tell(summary: "Summary") -> None:
     from squall.report.compare import headline
 
     for line in headline(summary):
         typer.echo(line)
-
-
-def _end(wrote: Path, *commands: str) -> None:
-    typer.echo(f"wrote {wrote}")
-    _next(*commands)
-
-
-def _next(*commands: str) -> None:
-    if commands:
-        typer.echo("next: " + "\n      ".join(commands))
 
 
 def _fail(message: str) -> None:

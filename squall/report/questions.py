@@ -3,8 +3,6 @@
 Parts are imported by the command that needs them, as in `cli`. Knows no part's insides.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

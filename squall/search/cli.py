@@ -1,7 +1,5 @@
 """The words of `squall search`. Knows what they are called; `command`, imported when it is run, knows what they mean."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The words of `squall profile`. Knows what they are called; the modules beside it know what they mean."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +8,7 @@ import typer
 
 from squall.errors import ConfigError
 from squall.options import ConfigFile, finite, named_as_typed, option
+from squall.saying import say_wrote
 
 Settings = Annotated[list[str] | None, option("Override any key; may be repeated.", "--set", metavar="KEY=VALUE")]
 ModelName = Annotated[str | None, option("model.name: a known model, a checkpoint, or a config.json")]
@@ -43,7 +42,7 @@ def steps(
     )
     if (note := busy(measured)) is not None:
         typer.echo(note)
-    _end(path, f"squall simulate {config or 'CONFIG'} --set latency.kind=profile --set latency.path={path}")
+    say_wrote(path, f"squall simulate {config or 'CONFIG'} --set latency.kind=profile --set latency.path={path}")
 
 
 def operators(
@@ -116,7 +115,7 @@ def bring_in(
         typer.echo(f"{name}: {len(rows):,} points")
     header = read.header
     typer.echo(f"{header.source}, {header.gpu}, {header.engine}")
-    _end(out, f"squall simulate CONFIG --set latency.kind=measured --set latency.path={out}")
+    say_wrote(out, f"squall simulate CONFIG --set latency.kind=measured --set latency.path={out}")
 
 
 def _load(path: Path | None, settings: list[str] | None, named: dict[str, str | None]) -> Any:
@@ -135,12 +134,6 @@ def _writable(path: Path) -> Path:
     if not os.access(path.parent, os.W_OK):
         raise ConfigError(f"{path}: nothing can be written into {path.parent}; choose another file (--out)")
     return path
-
-
-def _end(path: Path, *commands: str) -> None:
-    typer.echo(f"wrote {path}")
-    for index, command in enumerate(commands):
-        typer.echo(f"{'next:' if index == 0 else '     '} {command}")
 
 
 class Groups(typer.core.TyperGroup):
