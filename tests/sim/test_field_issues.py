@@ -114,18 +114,18 @@ class Told:
 
     def __init__(self, *settings: str) -> None:
         self.capacities: set[Capacity | None] = set()
-        self._controller: Controller | None = None
+        self._controllers: list[Controller] = []
         self.record_of_run = rehearse(load(None, [*PRICED, *settings]), [self])
-        assert self._controller is not None
-        self.wanted = {role: state.target for role, state in self._controller.states.items()}
+        [controller] = self._controllers
+        self.wanted = {role: state.target for role, state in controller.states.items()}
 
     def created(self, _now: Nanos, _machine: MachineId, made: Machine) -> None:
         if isinstance(made, Controller):
-            self._controller = made
+            self._controllers.append(made)
 
     def record(self, _now: Nanos, machine: MachineId, _event: AnyEvent, _actions: Sequence[AnyAction]) -> None:
-        if machine == CONTROLLER and self._controller is not None:
-            self.capacities.add(self._controller.capacity)
+        if machine == CONTROLLER:
+            self.capacities.add(self._controllers[0].capacity)
 
 
 @pytest.mark.parametrize(
