@@ -68,6 +68,8 @@ class Arrival:
         self._num_told = max(self._num_told, count)
 
     def _loaded(self, moved: WeightsMoved) -> None:
+        if self._over:  # an order that crossed with their end has found them here
+            return
         self._over = True
         self._moved(moved)
         self._tell(WeightsLoaded(self._host.replica, self._host.engine.num_blocks, self._host.engine.block_size))
