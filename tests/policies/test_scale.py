@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from squall.core.fleet_view import Capacity, Wanted
 from squall.core.types import SECOND, Nanos, Role
 from squall.policies.scale import Blitz, Concurrency, Fixed, Predictive, Scale, Schedule, Step, Ttft, Utilisation
-from squall.policies.scale.blitz import Demand
+from squall.policies.scale.equations import Demand
 
 CAPACITY = Capacity(
     prefill_tokens_per_s=12_000,
