@@ -147,12 +147,12 @@ def _requests(rng: Random, seconds: int) -> list[OfferedRequest]:
 
 
 def by_chance(of: Case, seed: int) -> Case:
-    """The same case with hazards in place of its faults: of most kinds about as many as there were faults."""
+    """The same case with hazards in place of its faults, few enough for a fleet to come up between them."""
     rng = Random(f"chance {seed}")
-    some = [0, 100, 300]
+    some = [0, 30, 100]
     hazards = Hazards(
         replica_per_hour=rng.choice(some), node_per_hour=rng.choice(some), node_back_s=2.0, notice_s=rng.choice([0.0, 1.0]),
-        link_lost_per_hour=rng.choice(some), link_lost_s=2.0, link_per_hour=rng.choice(some), link_factor=rng.choice([0.3, 0.01]),
+        link_lost_per_hour=rng.choice(some), link_lost_s=2.0, link_per_hour=rng.choice(some), link_factor=rng.choice([0.5, 0.1]),
         slow_per_hour=rng.choice(some), slow_s=2.0, slow_factor=rng.choice([0.5, 0.01]),
     )  # fmt: skip
     return replace(of, config=replace(of.config, faults=(), hazards=hazards, run=replace(of.config.run, seed=seed)))
