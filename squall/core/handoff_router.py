@@ -397,6 +397,9 @@ class HandoffRouter(Router):
 
     def _lose(self, backend: Backend, now: Nanos) -> list[AnyAction]:
         self._lost = backend
+        if backend.open:  # nobody of those who begin again is to begin there
+            backend.open = False
+            backend.index.remove(backend)
         self._moves.stop(backend.replica)
         actions = self._displace_from(backend) + self._stop_moving(self._moves.of(backend))
         for request in sorted(request for request, entry in self._entries.items() if entry.held is not None):

@@ -341,6 +341,18 @@ def test_what_is_held_without_its_first_layers_begins_again_where_these_were_los
     assert made.num_outstanding == 0
 
 
+def test_nobody_begins_again_at_the_replica_whose_loss_makes_it_begin_again() -> None:
+    """Q has nothing else to do, and would be the first choice."""
+    made = router()
+    arrive(made, 0, 1, 2)
+    made.handle(Progressed(Q, first=(1,), finished=(1,)), 0)
+    for replica in (D, E):
+        made.handle(ReplicaDown(replica, lost=True), 0)
+    made.handle(Progressed(P, first=(0,), held=(Held(0, 10, head=Q, num_layers=2),)), 0)
+    assert made.handle(ReplicaDown(Q, lost=True), 0) == [Send(P, Disowned((0,))), Send(P, Submitted(request(0)))]
+    assert made.outstanding(P) == (2, 20)
+
+
 def test_who_may_wait_for_a_word_of_a_source_hears_of_its_end_though_it_had_been_emptied_before() -> None:
     """What was on its way was of no use any more, so that the source could go; the target kept the blocks for it."""
     made = router()
