@@ -378,6 +378,10 @@ class Driver:
         self._machines[replica] = self._make(replica, now)
         self._engines[replica] = self._enders[replica] = self._new_engine(replica)
         self._wakes.pop(replica, None)
+        if self._messages:  # to the one before it, which died at this very instant
+            others = [message for message in self._messages if message[0] != replica]
+            self._messages.clear()
+            self._messages.extend(others)
 
     def _start_layers(self, id: MachineId, action: RunLayers, now: Nanos) -> Nanos:
         engine = self._engines[id]
