@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -24,6 +25,18 @@ def commands() -> Iterator[tuple[int, list[str]]]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has just ended
             yield int(path.parent.name), path.read_bytes().decode(errors="replace").split("\0")
+
+
+def agents(head: str) -> dict[str, int]:
+    """Agents that dial a head whose address ends like this, by their hosts.
+
+    A child that is about to become a worker still has its parent's words: the parent counts.
+    """
+    found: dict[str, int] = {}
+    for pid, words in sorted(commands()):
+        if words[0] == sys.executable and "squall.live.agent" in words and words[words.index("--head") + 1].endswith(head):
+            found.setdefault(words[words.index("--host") + 1], pid)
+    return found
 
 
 def host_copies(pids: Iterable[int]) -> set[Path]:

@@ -22,7 +22,7 @@ from squall.live.engine.tokenizer import ByteTokenizer
 from squall.live.head import Head
 from squall.live.launch import LocalLauncher
 from squall.live.served import served_model
-from tests.processes import children, commands
+from tests.processes import agents, children
 
 SETTINGS = (
     "serve.engine=emulated",
@@ -107,10 +107,7 @@ class Hosts:
 
     def agents(self) -> dict[str, int]:
         """Those that run, by their hosts."""
-        ours = (command for command in commands() if command[1][0] == sys.executable and "squall.live.agent" in command[1])
-        return {
-            words[words.index("--host") + 1]: pid for pid, words in ours if any(word.endswith(f":{self.port}") for word in words)
-        }
+        return agents(f":{self.port}")
 
     def workers(self) -> dict[str, list[int]]:
         return {host: sorted(children(pid)) for host, pid in self.agents().items()}

@@ -26,7 +26,7 @@ from squall.live.remote import Model
 from squall.live.served import served_model
 from squall.live.transport.segment import HostCopies
 from tests.live.checkpoints import write_checkpoint
-from tests.processes import commands
+from tests.processes import agents
 
 SSH = """#!/bin/sh
 while [ "$1" = "-o" ]; do shift 2; done
@@ -102,8 +102,7 @@ async def serving(*settings: str, ready: bool = True) -> AsyncIterator[Fleet]:
 
 def agents_of(launcher: HostsLauncher) -> dict[str, int]:
     """The agents of this head that run here, by their hosts."""
-    ours = (command for command in commands() if command[1][0] == sys.executable and launcher.address in command[1])
-    return {words[words.index("--host") + 1]: pid for pid, words in ours}
+    return agents(launcher.address)
 
 
 async def test_over_ssh_workers_come_up_where_they_belong_and_end_with_the_head(ssh: Path) -> None:
