@@ -51,8 +51,8 @@ was kept changes a result by a nanosecond.
 
 Compiled, instructions are what can be counted while others work (callgrind, of a second play of minute twenty's first thirty
 seconds, since the first play finds prices): 774,500 a request before the last rows, 617,900 after; the hour went
-from 8,300 requests a second to 9,550, and to 10,200 where prices of sizes are looked up and not called for, what is due is read in
-place, a policy is asked by its method, and the machine is quiet.
+from 8,300 requests a second to 9,550, and to 10,200 where prices of sizes are looked up and not called for, what is due is read
+in place, a policy is asked by its method, and the machine is quiet.
 
 A fleet that neither scales nor hands on takes 720 bytecodes an event (benchmarks/simulator.py), and at that rate 15 events a
 request would be 7,000 requests a second: faster machines alone do not reach the goal in plain Python, it takes fewer events, too.
