@@ -63,6 +63,7 @@ HOT = (
     "squall/sim/loading",
     "squall/sim/pipeline",
     "squall/sim/network",
+    "squall/sim/order",
     "squall/sim/shares",
     "squall/sim/weights",
     "squall/sim/world",

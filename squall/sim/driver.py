@@ -41,6 +41,7 @@ from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, Rep
 from squall.sim.engine import Engine
 from squall.sim.layers import LayeredEngine
 from squall.sim.loading import Loader
+from squall.sim.order import ARRIVAL, END, LOWEST, MESSAGE, WAKE, Order
 from squall.sim.pipeline import PipelinedEngine
 from squall.sim.slowed import Slowed
 from squall.sim.world import World
@@ -49,43 +50,8 @@ EventLog = Callable[[Nanos, MachineId, AnyEvent, Sequence[AnyAction]], None]
 """Called after every event with what it led to, before the actions are performed."""
 
 
-# The order within an instant. Ties are decided here: by priority, then by machine, then first come, first served.
-END: Final = 0  # of steps and of the controller's actions
-MESSAGE: Final = 1  # between machines; these wait in a queue of their own, in the order in which they were sent
-ARRIVAL: Final = 2  # of requests and cancellations, in the order given
-WAKE: Final = 3
-
-LOWEST: Final = -CONTROLLER
-"""What makes the least id of a machine 0."""
-
 WITHOUT_EFFECT: Final = frozenset((Abandon, Reserve, Evict, SwapIn))
 """Blocks are the machine's business: here they have no content. Whoever is swapped in goes on with the next `Join`, or chunk."""
-
-
-class Order:
-    """What is due when: an instant, a priority and a machine as one integer, which a heap compares three times as fast as tuples.
-
-    Args:
-        highest: no machine's id is above it.
-    """
-
-    __slots__ = ("at", "id", "message", "priority")
-
-    def __init__(self, highest: MachineId) -> None:
-        self.priority = (highest + LOWEST).bit_length()
-        self.at = self.priority + WAKE.bit_length()
-        self.id = (1 << self.priority) - 1
-        self.message = MESSAGE << self.priority
-
-    def first(self, at: Nanos, priority: int) -> int:
-        """The least of that instant with that priority."""
-        return (at << self.at) + (priority << self.priority)
-
-    def of(self, at: Nanos, priority: int, id: MachineId) -> int:
-        return (at << self.at) + (priority << self.priority) + id + LOWEST
-
-    def read(self, due: int) -> tuple[Nanos, int, MachineId]:
-        return due >> self.at, due >> self.priority & WAKE, (due & self.id) - LOWEST
 
 
 class Driver:

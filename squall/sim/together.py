@@ -11,7 +11,8 @@ from heapq import merge
 
 from squall.core.events import AnyEvent
 from squall.core.types import CONTROLLER, FOREVER, MachineId, Nanos
-from squall.sim.driver import ARRIVAL, WAKE, Driver
+from squall.sim.driver import Driver
+from squall.sim.order import ARRIVAL, WAKE
 from squall.sim.run import Body
 
 

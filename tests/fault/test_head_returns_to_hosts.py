@@ -52,6 +52,14 @@ def kill(subject: Any) -> None:
     subject.process.wait()
 
 
+def left_behind(subject: Any, hosts: Hosts) -> list[int]:
+    """Agents and workers, once both of these run, of a head that is killed now."""
+    until(lambda: sum(map(len, hosts.workers().values())) == 2)
+    left = hosts.all()
+    kill(subject)
+    return left
+
+
 def test_the_next_head_takes_agents_and_workers_over_and_ends_them_at_its_own_end(
     server: Any, spoken: Any, hosts: Hosts, tmp_path: Path
 ) -> None:
@@ -101,9 +109,7 @@ def test_agents_that_a_person_started_are_taken_over_too(
 
 def test_agents_to_whom_no_head_comes_back_end_with_their_workers(server: Any, hosts: Hosts) -> None:
     with server(*hosts.settings, "launcher.outlive_s=1") as subject:
-        until(lambda: sum(map(len, hosts.workers().values())) == 2)
-        left = hosts.all()
-        kill(subject)
+        left = left_behind(subject, hosts)
     time.sleep(0.5)
     assert not any(map(is_gone, left))
     until(lambda: all(map(is_gone, left)))
@@ -113,9 +119,7 @@ def test_agents_of_another_configuration_end_with_their_workers_before_others_st
     server: Any, hosts: Hosts, tmp_path: Path
 ) -> None:
     with server(*hosts.settings) as subject:
-        until(lambda: sum(map(len, hosts.workers().values())) == 2)
-        left = hosts.all()
-        kill(subject)
+        left = left_behind(subject, hosts)
     with server(*hosts.settings, "batching.max_num_seqs=7", out=tmp_path / "next") as subject:
         for host in ("alpha", "beta"):
             subject.until_it_says(f"the agent of {host} served another configuration: it ends with its workers")
@@ -129,9 +133,7 @@ def test_agents_whose_head_comes_back_elsewhere_end_with_their_workers_and_other
 ) -> None:
     """They dial where nobody listens any more."""
     with server(*hosts.settings) as subject:
-        until(lambda: sum(map(len, hosts.workers().values())) == 2)
-        left = hosts.all()
-        kill(subject)
+        left = left_behind(subject, hosts)
     hosts.port = free_port()
     with server(*hosts.settings, f"launcher.listen={HEAD}:{hosts.port}", out=tmp_path / "next") as subject:
         assert complete(subject.url, 4, 3).status_code == 200
@@ -155,9 +157,7 @@ def test_a_head_with_another_token_refuses_and_both_say_so(server: Any, hosts: H
     settings = (*hosts.settings, "launcher.launch=print")
     with server(*settings, ready="on beta: ") as subject:
         a_person(subject.output)
-        until(lambda: sum(map(len, hosts.workers().values())) == 2)
-        left = hosts.all()
-        kill(subject)
+        left = left_behind(subject, hosts)
     (hosts.state / FILE).unlink()
     with server(*settings, out=tmp_path / "next", ready="on beta: ") as subject:
         subject.until_it_says("an agent was refused: 'alpha' does not know the token")
