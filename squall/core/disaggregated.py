@@ -55,11 +55,11 @@ class DisaggregatedRouter(HandoffRouter):
     def demand(self, role: Role) -> Demand:
         return self._handoffs.demand if role is Role.DECODE else self._demand
 
-    def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
+    def _handle_rarer(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
         if type(event) is RoleChanged:
             backend = self._backends.get(event.replica)
             return [] if backend is None else [*self._change_role(backend, event.role), *self._fleet_changed()]
-        return super().handle(event, now)
+        return super()._handle_rarer(event, now)
 
     # -- replicas come and go
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from squall.core.events import Held
 from squall.core.lifecycle import RequestPhase
 from squall.core.replica_index import Backend
 from squall.core.types import Nanos, ReplicaId, Request
 
-QUEUED = RequestPhase.QUEUED  # a member looked up in its class takes as long as a call
+QUEUED: Final = RequestPhase.QUEUED  # a member looked up in its class takes as long as a call
 
 
 class Entry:

@@ -142,7 +142,9 @@ class HandoffQueue:
         target.num_promised += entry.num_tokens
         target.num_tokens += entry.request.num_prompt_tokens
         target.num_waiting += 1
-        self.index.sent(entry.request, target)
+        self.index.changed(target)
+        if isinstance(self.index, Chosen):
+            self.index.sent(entry.request, target)
 
     def displace(self, entry: Entry) -> Backend:
         """It does not come. Returns who had a place for it."""

@@ -97,10 +97,10 @@ class HandoffRouter(Router):
             case Surrendered(replica, requests) if self._moves.asked or self._moves.waiting:
                 backend = self._backends.get(replica)
                 entries = [entry for id in requests if (entry := self._entries.get(id)) is not None and entry.backend is backend]
-                return self._stop_moving(entries) + super().handle(event, now) + self._settle_handoffs()
+                return self._stop_moving(entries) + super()._handle_rarer(event, now) + self._settle_handoffs()
             case ReplicaUp(replica):
                 self._moves.stop(replica)
-        return super().handle(event, now)
+        return super()._handle_rarer(event, now)
 
     # -- requests come and go
 
@@ -114,7 +114,7 @@ class HandoffRouter(Router):
             elif entry is not None and moving:
                 actions += self._stop_moving((entry,))
         backend = self._backends.get(event.replica)
-        actions += super()._progressed(event, now)
+        actions += super().handle(event, now)
         if event.held and backend is not None:
             for held in event.held:
                 entry = self._step(held.request, backend, "held")

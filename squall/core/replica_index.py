@@ -5,9 +5,8 @@ Knows no queue, no request's life and no failure: the router adds, removes and c
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush
 from typing import NoReturn
 
 from squall.core.demand import Demand
@@ -25,11 +24,11 @@ class Backend:
         num_promised: KV, in tokens, that its requests may come to need, and those that are on their way to it.
         open: it takes new requests (it is in the index then).
         blame: itself; nobody where it goes because it was asked to.
-        rank: the policy's last word on it; None while it takes nothing.
+        standing: its place in the order of the index, by the policy's last word on it; None while it takes nothing.
     """
 
     __slots__ = ("blame", "block_size", "demand", "index", "num_blocks", "num_preempted", "num_promised", "num_running",
-                 "num_tokens", "num_waiting", "open", "rank", "replica", "role")  # fmt: skip
+                 "num_tokens", "num_waiting", "open", "replica", "role", "standing")  # fmt: skip
 
     def __init__(
         self, replica: ReplicaId, num_blocks: int, block_size: int, role: Role, demand: Demand, index: Ranked | Chosen
@@ -47,7 +46,7 @@ class Backend:
         self.num_preempted = 0
         self.num_tokens = 0
         self.open = True
-        self.rank: float | None = None
+        self.standing: Standing | None = None
 
     @property
     def capacity(self) -> int:
@@ -59,8 +58,12 @@ class Backend:
         return self.num_waiting + self.num_running
 
 
+Standing = tuple[float, ReplicaId, Backend]
+"""A rank, the id that decides where ranks are equal, and whose they are."""
+
+
 class Ranked:
-    """A heap over the ranks that a policy gives. An entry is stale when its replica's rank has changed since; it is skipped.
+    """The replicas in the order of the ranks that a policy gives.
 
     The policy is asked when a replica is wanted, and of those only that have changed since the last time.
 
@@ -69,63 +72,50 @@ class Ranked:
         changed: to be called with a replica that has.
     """
 
-    __slots__ = ("_changed", "_heap", "_rank", "changed", "replicas")
+    __slots__ = ("_changed", "_only", "_order", "_rank", "changed", "replicas")
 
     def __init__(self, rank: Callable[[ReplicaView], float | None]) -> None:
         self.replicas: list[Backend] = []
+        self._only: Backend | None = None  # the one of `replicas` where there is one: it needs no order
         self._rank = rank
-        self._heap: list[tuple[float, ReplicaId, Backend]] = []
+        self._order: list[Standing] = []
         self._changed: set[Backend] = set()
         self.changed: Callable[[Backend], None] = self._changed.add
 
     def add(self, backend: Backend) -> None:
         insort(self.replicas, backend, key=_id)
+        self._only = backend if len(self.replicas) == 1 else None
         self._changed.add(backend)
 
     def remove(self, backend: Backend) -> None:
         self.replicas.remove(backend)
+        self._only = self.replicas[0] if len(self.replicas) == 1 else None
         self._changed.discard(backend)
-        backend.rank = None
-        self._rebuild()
+        if backend.standing is not None:
+            del self._order[bisect_left(self._order, backend.standing)]
+            backend.standing = None
 
     def pick(self, _request: Request | None = None) -> Backend | None:
-        if len(self.replicas) == 1:
-            only = self.replicas[0]
-            return None if self._rank(only) is None else only
-        if self._changed:
-            self._rank_changed()
-        heap = self._heap
-        while heap:
-            rank, _, backend = heap[0]
-            if rank == backend.rank:
-                return backend
-            heappop(heap)
-        return None
+        rank_of, only = self._rank, self._only
+        if only is not None:
+            return None if rank_of(only) is None else only
+        order, changed = self._order, self._changed
+        for backend in changed:
+            rank, before = rank_of(backend), backend.standing
+            if before is not None:
+                if before[0] == rank:
+                    continue
+                del order[bisect_left(order, before)]
+            backend.standing = after = None if rank is None else (rank, backend.replica, backend)
+            if after is not None:
+                insort(order, after)
+        changed.clear()
+        return order[0][2] if order else None
 
     def pick_among(self, _request: Request | None, some: Sequence[Backend]) -> Backend | None:
         """As `pick`, of these only; O(R), for the rare request that not every replica may get."""
-        self._rank_changed()
-        ranked = [(backend.rank, backend.replica, backend) for backend in some if backend.rank is not None]
+        ranked = [(rank, backend.replica, backend) for backend in some if (rank := self._rank(backend)) is not None]
         return min(ranked)[2] if ranked else None
-
-    def sent(self, _request: Request, backend: Backend) -> None:
-        """`backend` got the request."""
-        self._changed.add(backend)
-
-    def _rank_changed(self) -> None:
-        for backend in self._changed:
-            rank = self._rank(backend)
-            if rank != backend.rank:
-                backend.rank = rank
-                if rank is not None:
-                    heappush(self._heap, (rank, backend.replica, backend))
-        self._changed.clear()
-        if len(self._heap) > 64 + 8 * len(self.replicas):
-            self._rebuild()
-
-    def _rebuild(self) -> None:
-        self._heap = [(backend.rank, backend.replica, backend) for backend in self.replicas if backend.rank is not None]
-        heapify(self._heap)
 
 
 class Among:
@@ -212,13 +202,13 @@ class Chosen:
         return None if choice is None else among.get(choice) or self._wrong(choice, some)
 
     def sent(self, request: Request, backend: Backend) -> None:
+        """`backend` got the request."""
         self.num_sent += 1
-        if self._ranked is not None:
-            self._ranked.sent(request, backend)
         if self._prefixes is not None:
             self._prefixes.record(backend.replica, request.block_hashes)
 
     def changed(self, backend: Backend) -> None:
+        """To be called with a replica that has."""
         if self._ranked is not None:
             self._ranked.changed(backend)
 

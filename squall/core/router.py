@@ -7,6 +7,7 @@ first token, what a token is, or how long anything takes.
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Final
 
 from squall.core.actions import AnyAction, Reply, Send
 from squall.core.demand import Demand
@@ -36,7 +37,9 @@ from squall.core.replica_index import Backend, Chosen, Ranked, index_of
 from squall.core.types import CONTROLLER, Nanos, ReplicaId, Request, RequestId, Role
 from squall.errors import IllegalTransition
 
-PREEMPTED = RequestPhase.PREEMPTED  # a member looked up in its class takes as long as a call
+WAITING: Final = RequestPhase.WAITING  # a member looked up in its class takes as long as a call
+RUNNING: Final = RequestPhase.RUNNING
+PREEMPTED: Final = RequestPhase.PREEMPTED
 
 
 class Router:
@@ -60,9 +63,9 @@ class Router:
     replica says `finished` of a cancelled request too. A `Cancelled` may cross with it, and of an unknown id is ignored.
     """
 
-    __slots__ = ("_backends", "_closing", "_demand", "_draining", "_entries", "_index", "_largest", "_largest_ever", "_pairs",
-                 "_queue", "_rate", "_smallest", "elastic", "max_model_len", "max_queued_requests", "max_queued_tokens",
-                 "max_retries", "policy", "wake_at")  # fmt: skip
+    __slots__ = ("_backends", "_chosen", "_closing", "_demand", "_draining", "_entries", "_index", "_largest", "_largest_ever",
+                 "_pairs", "_queue", "_rate", "_smallest", "_welcome", "elastic", "max_model_len", "max_queued_requests",
+                 "max_queued_tokens", "max_retries", "policy", "wake_at")  # fmt: skip
 
     def __init__(
         self, policy: RoutePolicy, max_queued_requests: int, max_queued_tokens: int, max_retries: int, elastic: bool = False,
@@ -75,7 +78,8 @@ class Router:
         self.max_queued_tokens = max_queued_tokens
         self.max_retries = max_retries
         self.max_model_len = max_model_len
-        self._index = index_of(policy)
+        self._index = index = index_of(policy)
+        self._chosen = index if isinstance(index, Chosen) else None  # it remembers what was sent
         self._backends: dict[ReplicaId, Backend] = {}  # all that are open or have unfinished requests
         self._entries: dict[RequestId, Entry] = {}
         self._queue: OrderedDict[RequestId, Entry] = OrderedDict()
@@ -86,6 +90,7 @@ class Router:
         self._closing: set[ReplicaId] = set()  # withdrawn, but still needed for the queue
         self._smallest = self._largest = 0  # KV pools of the open replicas, in tokens
         self._largest_ever = 0
+        self._welcome = 0  # so many tokens need no second look
 
     @property
     def num_queued(self) -> int:
@@ -120,76 +125,34 @@ class Router:
         return next(iter(self._queue.values())).queued_at if self._queue else None
 
     def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
-        if type(event) is Progressed:
-            return self._progressed(event, now)
-        if type(event) is Arrived:
-            return self._arrived(event.request, now)
-        match event:
-            case Cancelled():
-                return self._cancelled(event.request)
-            case ReplicaUp():
-                return self._replica_up(event)
-            case ReplicaDown():
-                return self._replica_down(event, now)
-            case DrainWanted():
-                self._draining = True
-                return self._settle()
-            case Surrendered() | TakenOver() | Unpaired():
-                return self._pairs.handle(event, now)
-            case Woke():
-                return []
-        raise IllegalTransition(f"the router got {type(event).__name__}, which is not for it")
-
-    # -- requests come and go
-
-    def _arrived(self, request: Request, now: Nanos) -> list[AnyAction]:
-        if request.id in self._entries:
-            raise IllegalTransition(f"request {request.id} arrived twice: it is {self._entries[request.id].phase}")
-        demand = self._demand
-        demand.num_arrived += 1
-        demand.num_arrived_tokens += request.num_prompt_tokens
-        if self._draining:
-            return [reply(request, Rejection.DRAINING, "the service is shutting down", UNKNOWN_WAIT_S)]
-        entry = Entry(request)
-        stirred: list[AnyAction] = [Send(CONTROLLER, Stirred())] if self.elastic and not self._entries else []
-        if self.max_model_len is not None and entry.num_tokens > self.max_model_len:
-            message = f"{entry.num_tokens} tokens, prompt and output together, are more than the {self.max_model_len} that may be"
-            return [reply(request, Rejection.TOO_LARGE, message, 0.0)]
-        if entry.num_tokens > self._largest and self._index.replicas:
-            return [self._too_large(entry)]
-        if not self._queue:
-            backend = self._pick(entry)
-            if backend is not None:
-                self._entries[request.id] = entry
-                return [self._send(entry, backend), *stirred]
-        room = len(self._queue) < self.max_queued_requests
-        if not room or demand.num_queued_tokens + request.num_prompt_tokens > self.max_queued_tokens:
-            message = f"{len(self._queue)} requests with {demand.num_queued_tokens} prompt tokens are waiting already"
-            return [reply(request, Rejection.QUEUE_FULL, message, self._rate.wait_s(len(self._queue), now)), *stirred]
-        self._entries[request.id] = entry
-        self._enqueue(entry, now)
-        return stirred
-
-    def _progressed(self, event: Progressed, now: Nanos) -> list[AnyAction]:
+        """Of a `Progressed` the table is looked up for those only that do not go the usual way: waiting, running, gone."""
+        if type(event) is not Progressed:
+            return self._arrived(event.request, now) if type(event) is Arrived else self._handle_rarer(event, now)
         backend = self._backends.get(event.replica)
         if backend is None:
             raise IllegalTransition(f"replica {event.replica} reports {event}, but is not up")
-        demand = backend.demand
-        finished = event.finished
+        entries, demand, finished = self._entries, backend.demand, event.finished
         for request in event.first:
-            entry = self._step(request, backend, "first token")
-            if not entry.started:
-                entry.started = True
-                backend.num_waiting -= 1
-                backend.num_running += 1
-                demand.num_waiting -= 1
-                demand.num_waiting_tokens -= entry.request.num_prompt_tokens
-                demand.num_running += 1
+            entry = entries.get(request)
+            if entry is not None and entry.phase is WAITING and entry.backend is backend:
+                entry.phase = RUNNING
+            else:
+                entry = self._step(request, backend, "first token")
+                if entry.started:
+                    continue
+            entry.started = True
+            backend.num_waiting -= 1
+            backend.num_running += 1
+            demand.num_waiting -= 1
+            demand.num_waiting_tokens -= entry.request.num_prompt_tokens
+            demand.num_running += 1
         for request in event.preempted:
             self._step(request, backend, "preempted")
         for request in finished:
-            entry = self._step(request, backend, "finished")
-            del self._entries[request]
+            entry = entries.get(request)
+            if entry is None or entry.phase is not RUNNING or entry.backend is not backend:
+                entry = self._step(request, backend, "finished")
+            del entries[request]
             tokens, most = entry.request.num_prompt_tokens, entry.num_tokens
             backend.num_tokens -= tokens
             backend.num_promised -= most
@@ -202,11 +165,76 @@ class Router:
                 demand.num_waiting -= 1
                 demand.num_waiting_tokens -= tokens
         if finished:
-            self._rate.add(len(finished), now)
-        if backend.open:
-            backend.index.changed(backend)
-            return self._settle() if self._queue else []
-        return self._emptied(backend)
+            rate = self._rate
+            if now >= rate.until:
+                rate.roll(now)
+            rate.num_finished += len(finished)
+        if not backend.open:
+            return self._emptied(backend)
+        backend.index.changed(backend)
+        return self._settle() if self._queue else []
+
+    def _handle_rarer(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
+        match event:
+            case Cancelled():
+                return self._cancelled(event.request)
+            case ReplicaUp():
+                return self._replica_up(event)
+            case ReplicaDown():
+                return self._replica_down(event, now)
+            case DrainWanted():
+                self._draining = True
+                self._set_welcome()
+                return self._settle()
+            case Surrendered() | TakenOver() | Unpaired():
+                return self._pairs.handle(event, now)
+            case Woke():
+                return []
+        raise IllegalTransition(f"the router got {type(event).__name__}, which is not for it")
+
+    # -- requests come and go
+
+    def _arrived(self, request: Request, now: Nanos) -> list[AnyAction]:
+        entries = self._entries
+        if request.id in entries:
+            raise IllegalTransition(f"request {request.id} arrived twice: it is {entries[request.id].phase}")
+        demand = self._demand
+        demand.num_arrived += 1
+        demand.num_arrived_tokens += request.num_prompt_tokens
+        entry = Entry(request)
+        if entry.num_tokens > self._welcome:
+            refusal = self._refusal(entry)
+            if refusal is not None:
+                return [refusal]
+            backend = None if self._queue else self._pick(entry)
+        else:
+            backend = None if self._queue else self._index.pick(request)
+        if backend is None:
+            return self._wait(entry, now)
+        entries[request.id] = entry
+        sent = self._send(entry, backend)
+        return [sent, Send(CONTROLLER, Stirred())] if self.elastic and len(entries) == 1 else [sent]
+
+    def _refusal(self, entry: Entry) -> Reply | None:
+        """What is said to one that may not even wait."""
+        if self._draining:
+            return reply(entry.request, Rejection.DRAINING, "the service is shutting down", UNKNOWN_WAIT_S)
+        if self.max_model_len is not None and entry.num_tokens > self.max_model_len:
+            message = f"{entry.num_tokens} tokens, prompt and output together, are more than the {self.max_model_len} that may be"
+            return reply(entry.request, Rejection.TOO_LARGE, message, 0.0)
+        return self._too_large(entry) if entry.num_tokens > self._largest and self._index.replicas else None
+
+    def _wait(self, entry: Entry, now: Nanos) -> list[AnyAction]:
+        """It came, and nobody takes it now."""
+        request, demand = entry.request, self._demand
+        stirred: list[AnyAction] = [Send(CONTROLLER, Stirred())] if self.elastic and not self._entries else []
+        room = len(self._queue) < self.max_queued_requests
+        if not room or demand.num_queued_tokens + request.num_prompt_tokens > self.max_queued_tokens:
+            message = f"{len(self._queue)} requests with {demand.num_queued_tokens} prompt tokens are waiting already"
+            return [reply(request, Rejection.QUEUE_FULL, message, self._rate.wait_s(len(self._queue), now)), *stirred]
+        self._entries[request.id] = entry
+        self._enqueue(entry, now)
+        return stirred
 
     def _step(self, request: RequestId, backend: Backend, happening: RequestHappening) -> Entry:
         """Follow the table for a request of `backend`."""
@@ -334,11 +362,17 @@ class Router:
             self._smallest = min(pools, default=0)
             self._largest = max(pools, default=0)
         self._largest_ever = max(self._largest, self._largest_ever)
+        self._set_welcome()
         too_large = [entry for entry in self._queue.values() if entry.num_tokens > self._largest] if replicas else []
         refused: list[AnyAction] = [self._too_large(entry) for entry in too_large]
         for entry in too_large:
             self._forget(entry, "rejected")
         return refused + self._settle()
+
+    def _set_welcome(self) -> None:
+        """How large a request may be that every replica may get, and nobody has anything to say against."""
+        most = self._smallest if self.max_model_len is None else min(self._smallest, self.max_model_len)
+        self._welcome = 0 if self._draining else most
 
     # -- the queue
 
@@ -374,18 +408,20 @@ class Router:
         return self._index.pick_among(entry.request, untried or large_enough)
 
     def _send(self, entry: Entry, backend: Backend) -> Send:
-        entry.phase = REQUEST[entry.phase]["sent"]
+        request, demand = entry.request, backend.demand
+        tokens, most = request.num_prompt_tokens, entry.num_tokens
+        entry.phase = WAITING
         entry.backend = backend
         backend.num_waiting += 1
-        tokens = entry.request.num_prompt_tokens
         backend.num_tokens += tokens
-        backend.num_promised += entry.num_tokens
-        demand = backend.demand
+        backend.num_promised += most
         demand.num_waiting += 1
         demand.num_waiting_tokens += tokens
-        demand.num_promised_tokens += entry.num_tokens
-        self._index.sent(entry.request, backend)
-        return Send(backend.replica, Submitted(entry.request))
+        demand.num_promised_tokens += most
+        self._index.changed(backend)
+        if self._chosen is not None:
+            self._chosen.sent(request, backend)
+        return Send(backend.replica, Submitted(request))
 
     def _enqueue(self, entry: Entry, now: Nanos) -> None:
         self._queue[entry.request.id] = entry

@@ -458,7 +458,11 @@ class Fleet:
                 assert backend.num_tokens == 0
         index = self.router._index if isinstance(self.router._index, Ranked) else self.router._index._ranked
         if index is not None:
-            assert all(backend.rank == index._rank(backend) for backend in index.replicas if backend not in index._changed)
+            for backend in index.replicas:
+                rank = index._rank(backend)
+                standing = None if rank is None else (rank, backend.replica, backend)
+                assert backend in index._changed or backend.standing == standing
+            assert index._order == sorted(backend.standing for backend in index.replicas if backend.standing is not None)
         if self.router.num_queued and self.up and not isinstance(self.policy, Pull | RoundRobin | LeastKv):
             raise AssertionError("a request waits though replicas are up")
 
