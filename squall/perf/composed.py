@@ -7,7 +7,6 @@ on a grid of sizes and contexts; where a source dips, the price stays. A step th
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from math import hypot
 
 from msgspec import Struct
@@ -17,10 +16,10 @@ from squall.core.types import Nanos
 from squall.errors import ConfigError
 from squall.perf.decompose import Collective, Layout, Operator, Stage, refuse_overlap_alone, stages
 from squall.perf.efficiency import Efficiency
-from squall.perf.latency import UNITS_PER_NANO, BatchShape, Progression, only_stage
+from squall.perf.latency import BatchShape, Progression
 from squall.perf.model import ModelSpec
 from squall.perf.operators import AttentionShape, Estimate, OperatorSource, Provenance
-from squall.perf.prices import CurvePrices, like
+from squall.perf.prices import CurvePrices, PipelinePrices, like
 from squall.perf.speculation import Speculation, speculative_prices
 
 IN_A_STEP = 0.1
@@ -110,39 +109,22 @@ class Composed:
             whole = speculative_prices(self.source, self.curves, speculation, drafting)
         self.run: Callable[[BatchShape, int], list[Progression]] = whole.run
         """See `LatencyModel.run`. With several stages: the time that a step takes to pass all of them."""
-        self._sending: Callable[[int], Nanos] = cache(self._sending_for)
-        curves = [StageCurves([stage], ask, self.terms, longest, not layout.overlap_send, index == 0)
-                  for index, stage in enumerate(self._cut if layout.pp > 1 else ())]  # fmt: skip
-        attention = [list(own.attention.items()) for own in curves]  # in order: sums are to be equal to the last bit
-        self._parts = [(CurvePrices(self.source, own), index > 0 and attention[index] == attention[index - 1])
-                       for index, own in enumerate(curves)]  # fmt: skip
-        """Prices of each stage, and whether its attention costs what that of the stage before it does."""
-
-    def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
+        self.stages: Callable[[BatchShape], tuple[Nanos, ...]] = whole.stages
         """See `LatencyModel.stages`. With `overlap_send` handing on hides behind the stage's own work."""
-        if not self._parts:
-            return only_stage(self.run(shape, 1))
-        decodes, context, chunks = shape.num_decodes, shape.decode_context, shape.chunks
-        tokens = last = attention = 0
-        for chunk in chunks:
-            tokens += chunk.num_tokens
-            last += chunk.last
-        busy: list[Nanos] = []
-        for prices, is_alike in self._parts:
-            if not is_alike:
-                attention = prices.attention(decodes, context, chunks)
-            busy.append((prices.beside(decodes, tokens, last) + attention) // UNITS_PER_NANO)
-        if self.layout.overlap_send:
-            sending = self._sending(decodes + tokens)
-            busy[:-1] = [max(own, sending) for own in busy[:-1]]
-        return tuple(busy)
+        if layout.pp > 1:
+            curves = [StageCurves([stage], ask, self.terms, longest, not layout.overlap_send, index == 0)
+                      for index, stage in enumerate(self._cut)]  # fmt: skip
+            attention = [list(own.attention.items()) for own in curves]  # in order: sums are to be equal to the last bit
+            alike = [index > 0 and own == attention[index - 1] for index, own in enumerate(attention)]
+            prices = [CurvePrices(self.source, own) for own in curves]
+            self.stages = PipelinePrices(prices, alike, self._sending if layout.overlap_send else None).stages
 
     def entry(self, num_tokens: int) -> Nanos:
         """What comes before the first layer: the step's overhead, and the embedding of so many tokens."""
         asks = (_asks(operator, num_tokens) for operator in self._cut[0].tokens if operator.name == "embedding")
         return round(1e9 * (self.terms.overhead_s + sum(_best(self.sources, ask)[0].seconds for ask in asks)))
 
-    def _sending_for(self, tokens: int) -> Nanos:
+    def _sending(self, tokens: int) -> Nanos:
         """How long handing on to any next stage takes."""
         send = self._cut[0].send
         return round(_best(self.sources, _asks(send, tokens))[0].seconds * 1e9) if send else 0
@@ -182,7 +164,8 @@ class Composed:
     def _as_one(self, stage: Stage, chunks: Sequence[Chunk]) -> tuple[int, int]:
         """(tokens, tokens before) of the chunk whose attention costs what that of all of them does: see `CurvePrices`."""
         sizes = [(chunk.num_tokens, chunk.offset) for chunk in chunks]
-        sizes.append(like(sum(tokens * tokens for tokens, _ in sizes), sum(tokens * before for tokens, before in sizes)))
+        together = like(sum(tokens * tokens for tokens, _ in sizes))
+        sizes.append((together, sum(tokens * before for tokens, before in sizes) // together))
         return max(sizes, key=lambda size: self._prefill_s(stage, *size))
 
     def _prefill_s(self, stage: Stage, tokens: int, before: int) -> float:
@@ -294,6 +277,7 @@ class StageCurves:
 
     Attributes:
         attention: how often each shape of it runs; of one model it says what attention costs.
+        contexts, offsets: see `prices.Curves`.
     """
 
     def __init__(
@@ -315,12 +299,12 @@ class StageCurves:
             for count, shape in stage.attention:
                 self.attention[shape] = self.attention.get(shape, 0) + count
         windows = {shape.window for shape in self.attention if shape.window}
-        self._contexts = _knots(64, 2, longest, windows)
-        self._offsets = _knots(256, 4, longest, windows)
+        self.contexts = _knots(64, 2, longest, windows)
+        self.offsets = _knots(256, 4, longest, windows)
         self._tokens = Surface(lambda size: [self._tokens_at(size)])
         self._rows = Surface(lambda size: [self._rows_at(size)])
-        self._decodes = Surface(lambda size: [self._decode_at(size, context) for context in self._contexts])
-        self._prefills = Surface(lambda size: [self._prefill_at(size, before) for before in self._offsets])
+        self._decodes = Surface(lambda size: [self._decode_at(size, context) for context in self.contexts])
+        self._prefills = Surface(lambda size: [self._prefill_at(size, before) for before in self.offsets])
 
     def tokens_s(self, tokens: int) -> float:
         """See `prices.Curves`."""
@@ -330,13 +314,13 @@ class StageCurves:
         """See `prices.Curves`."""
         return self._rows.first(rows)
 
-    def decode_s(self, batch: int) -> tuple[Sequence[int], Sequence[float]]:
+    def decode_s(self, batch: int) -> Sequence[float]:
         """See `prices.Curves`."""
-        return self._contexts, self._decodes.row(self._terms.of_group(batch))
+        return self._decodes.row(self._terms.of_group(batch))
 
-    def prefill_s(self, chunk: int) -> tuple[Sequence[int], Sequence[float]]:
+    def prefill_s(self, chunk: int) -> Sequence[float]:
         """See `prices.Curves`."""
-        return self._offsets, self._prefills.row(chunk)
+        return self._prefills.row(chunk)
 
     def prompt_s(self, tokens: int) -> float:
         """See `prices.Curves`."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from math import isqrt
 from typing import Protocol
 
-from squall.core.actions import Chunk
 from squall.core.types import Nanos
 from squall.perf.latency import UNITS_PER_NANO, BatchShape, Progression, only_stage
 from squall.perf.worked_out import WorkedOut
@@ -92,14 +91,22 @@ def _pair(seconds: tuple[float, float]) -> tuple[int, int]:
 # -- prices that bend
 
 _FAR = 1 << 62
-"""Beyond every context."""
-
-_Stretch = tuple[int, int, int, int, int]
-"""Contexts from and to, the price at the first and its rise a step (attention alone), and units beside attention."""
+"""Beyond every amount."""
 
 
 class Curves(Protocol):
     """What each kind of work in a step costs, in seconds. No price falls when there is more work."""
+
+    @property
+    def contexts(self) -> Sequence[int]:
+        """Where attention of decodes is told: contexts of each of them, from 0 upwards; two or more. It is straight in between,
+        and beyond the last as before it."""
+        ...
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Where attention of a chunk is told: tokens before it, from 0 upwards."""
+        ...
 
     def tokens_s(self, tokens: int) -> float:
         """Whatever is in a step once, and what every computed token passes. `tokens` is at least 1."""
@@ -109,13 +116,12 @@ class Curves(Protocol):
         """Head and sampling for `rows` tokens, at least 1."""
         ...
 
-    def decode_s(self, batch: int) -> tuple[Sequence[int], Sequence[float]]:
-        """Attention of `batch` decodes: contexts of each of them, from 0 upwards, and seconds there; straight in between, and
-        beyond the last as before it. Two contexts or more."""
+    def decode_s(self, batch: int) -> Sequence[float]:
+        """Attention of `batch` decodes at each of `contexts`."""
         ...
 
-    def prefill_s(self, chunk: int) -> tuple[Sequence[int], Sequence[float]]:
-        """Attention of a prefill chunk: tokens before it, from 0 upwards, and seconds there."""
+    def prefill_s(self, chunk: int) -> Sequence[float]:
+        """Attention of a prefill chunk at each of `offsets`."""
         ...
 
     def prompt_s(self, tokens: int) -> float:
@@ -123,165 +129,209 @@ class Curves(Protocol):
         ...
 
 
-class Ramp:
-    """A price that rises with an amount, straight between knots. In steps of `stride` it rises by whole units.
+_Piece = tuple[int, int]
+"""(base, rise): between two knots `amount` costs `(base + rise * amount) // stride` units, so `rise` more a stride."""
+
+
+def pieces(knots: Sequence[int], seconds: Sequence[float], stride: int) -> list[_Piece]:
+    """A price that rises with an amount, straight between knots and beyond the last as before it; what falls is taken to stay.
 
     Args:
         knots: amounts, ascending from 0.
-        seconds: the price at each; what falls is taken to stay.
-        stride: at least 1.
+        seconds: the price at each.
+        stride: at least 1; in steps of it the price rises by whole units.
     """
+    out: list[_Piece] = []
+    price = units(seconds[0])
+    for knot, after, there in zip(knots, knots[1:], seconds[1:], strict=False):
+        width = after - knot
+        rise = max(0, round((there * UNITS_PER_SECOND - price) * stride / width))
+        out.append((price * stride - rise * knot, rise))
+        price += rise * width // stride
+    return out
 
-    def __init__(self, knots: Sequence[int], seconds: Sequence[float], stride: int) -> None:
-        self.stride = stride
-        self.knots = list(knots[:-1])
-        self.bases: list[int] = []
-        self.rises: list[int] = []
-        base = units(seconds[0])
-        for knot, after, price in zip(knots, knots[1:], seconds[1:], strict=False):
-            width = after - knot
-            rise = round((price * UNITS_PER_SECOND - base) * stride / width)
-            if rise < 0:
-                rise = 0
-            self.bases.append(base)
-            self.rises.append(rise)
-            base += rise * width // stride
 
-    def at(self, amount: int) -> int:
-        """The price in units."""
-        index = bisect_right(self.knots, amount) - 1
-        return self.bases[index] + self.rises[index] * (amount - self.knots[index]) // self.stride
+def _ends(knots: Sequence[int]) -> list[int]:
+    """Where each of the pieces ends: by `bisect_right` an amount finds its own."""
+    return [*knots[1:-1], _FAR]
 
 
 Beside = Callable[[int, int, int], int]
 """(decodes, tokens of chunks, chunks that are the last ones of their prompts) to units: what a step costs beside attention."""
 
 
-def beside_attention(curves: Curves) -> Beside:
-    """The step itself with what every token passes, and the logits; each worked out once a size."""
-    passing: dict[int, int] = WorkedOut(lambda tokens: max(UNITS_PER_NANO, units(curves.tokens_s(tokens))))
-    logits: dict[int, int] = WorkedOut(lambda rows: units(curves.logits_s(rows)) if rows else 0)
-    return lambda decodes, tokens, last: passing[decodes + tokens] + logits[decodes + last]
-
-
-def like(squares: int, before: int) -> tuple[int, int]:
-    """(tokens, tokens before) of the one chunk that stands for several: as long as the root of the sum of their squares, and with
-    as many pairs of tokens (Agrawal et al., Vidur, 2024). `before` is the sum of tokens times tokens before."""
-    length = max(1, (isqrt(4 * squares) + 1) // 2)
-    return length, before // length
+def like(squares: int) -> int:
+    """The length of the one chunk that stands for several, from the sum of the squares of theirs: its root. It stands behind so
+    many tokens that there are as many pairs of tokens (Agrawal et al., Vidur, 2024)."""
+    return (isqrt(4 * squares) + 1) // 2
 
 
 class CurvePrices:
     """A `LatencyModel` with one stage, made of curves; each is read once a size.
 
     Attention of several chunks in a step costs what it does for one `like` them, but no less than for the most expensive of them
-    alone. `beside` replaces `beside_attention`.
+    alone.
+
+    Args:
+        beside: what a step costs beside attention, where that is not what its tokens and its logits cost.
+
+    Attributes:
+        tokens: units of the step itself and what every token passes, by number of tokens.
+        logits: units by rows.
     """
 
     def __init__(self, source: str, curves: Curves, beside: Beside | None = None) -> None:
         self.source = source
         self.num_stages = 1
+        self.tokens: dict[int, int] = WorkedOut(lambda tokens: max(UNITS_PER_NANO, units(curves.tokens_s(tokens))))
+        self.logits: dict[int, int] = WorkedOut(lambda rows: units(curves.logits_s(rows)) if rows else 0)
         self._curves = curves
-        self.beside: Beside = beside_attention(curves) if beside is None else beside
-        self._decode: dict[int, Ramp] = WorkedOut(self._decodes)
-        self._chunk: dict[int, Ramp] = WorkedOut(self._prefill)
+        self._beside = beside
+        self._contexts = _ends(curves.contexts)
+        self._offsets = _ends(curves.offsets)
+        self._decode: dict[int, list[tuple[int, int, int]]] = WorkedOut(self._decodes)
+        """Pieces by the number of decodes, and the base of a step of nothing else, with what that costs beside attention."""
+        self._chunk: dict[int, list[_Piece]] = WorkedOut(lambda tokens: pieces(curves.offsets, curves.prefill_s(tokens), tokens))
         self._prompt: dict[int, int] = WorkedOut(lambda tokens: units(curves.prompt_s(tokens)))
-        self._recent: dict[int, _Stretch] = {}  # by the number of decodes: where their context was last
 
     def run(self, shape: BatchShape, steps: int) -> list[Progression]:
         """See `LatencyModel.run`. A progression for each stretch between bends."""
-        decodes = shape.num_decodes
         chunks = shape.chunks
-        context = shape.decode_context
-        if chunks:
-            if steps > 1:  # the one chunk's offset advances by its length
-                chunk = chunks[0]
-                climbs = [(self._chunk[chunk.num_tokens], chunk.offset)]
-                if decodes:
-                    climbs.append((self._decode[decodes], context))
-                return _stretches(self.beside(decodes, chunk.num_tokens, 0), climbs, steps)
-            tokens = last = 0
+        decodes = shape.num_decodes
+        if decodes:
+            context = shape.decode_context
+            each = context // decodes
+            piece = bisect_right(self._contexts, each)
+            if each + steps > self._contexts[piece]:
+                return self._bent(shape, steps)
+            base, growth, alone = self._decode[decodes][piece]
+            if not chunks:
+                return [Progression(steps, (alone + growth * context) // decodes, growth)]
+            price = (base + growth * context) // decodes
+        else:
+            price = growth = 0
+        if steps > 1:
+            return self._advance(decodes, chunks[0].num_tokens, chunks[0].offset, steps, price, growth)
+        most = 0
+        if len(chunks) == 1:
+            chunk = chunks[0]
+            tokens = length = chunk.num_tokens
+            offset = chunk.offset
+            last: int = chunk.last
+        else:
+            tokens = last = squares = pairs = 0
             for chunk in chunks:
-                tokens += chunk.num_tokens
-                last += chunk.last
-            return [Progression(1, self.beside(decodes, tokens, last) + self.attention(decodes, context, chunks), 0)]
-        stretch = self._recent.get(decodes)
-        if stretch is None or not stretch[0] <= context < stretch[1]:
-            stretch = self._stretch(decodes, context)
-        low, high, base, rise, fixed = stretch
-        if context + (steps - 1) * decodes >= high:
-            return _stretches(fixed, [(self._decode[decodes], context)], steps)
-        return [Progression(steps, fixed + base + rise * (context - low) // decodes, rise)]
+                length = chunk.num_tokens
+                offset = chunk.offset
+                tokens += length
+                if chunk.last:
+                    last += 1
+                squares += length * length
+                if offset:  # a whole prompt costs no more than the chunk that stands for all, which is longer
+                    pairs += length * offset
+                    base, rise = self._chunk[length][bisect_right(self._offsets, offset)]
+                    attention = (base + rise * offset) // length
+                    if attention > most:
+                        most = attention
+            length = like(squares)
+            offset = pairs // length
+        if offset:
+            base, rise = self._chunk[length][bisect_right(self._offsets, offset)]
+            attention = (base + rise * offset) // length
+        else:
+            attention = self._prompt[length]
+        price += attention if attention > most else most
+        if self._beside is not None:
+            return [Progression(1, price + self._beside(decodes, tokens, last), 0)]
+        return [Progression(1, price + self.tokens[decodes + tokens] + self.logits[decodes + last], 0)]
 
     def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
         """See `LatencyModel.stages`."""
         return only_stage(self.run(shape, 1))
 
-    def attention(self, decodes: int, context: int, chunks: Sequence[Chunk]) -> int:
-        """What attention of one step costs, in units."""
-        price = 0
-        if len(chunks) == 1:
-            chunk = chunks[0]
-            offset = chunk.offset
-            price = self._chunk[chunk.num_tokens].at(offset) if offset else self._prompt[chunk.num_tokens]
-        elif chunks:
-            price = self._several(chunks)
-        if decodes:
-            stretch = self._recent.get(decodes)
-            if stretch is None or not stretch[0] <= context < stretch[1]:
-                stretch = self._stretch(decodes, context)
-            price += stretch[2] + stretch[3] * (context - stretch[0]) // decodes
-        return price
+    def _advance(self, decodes: int, length: int, offset: int, steps: int, price: int, growth: int) -> list[Progression]:
+        """Several steps with a chunk whose offset advances by its length. Attention of decodes costs `price` in the first of them
+        and `growth` more in each further."""
+        if self._beside is not None:
+            price += self._beside(decodes, length, 0)
+        else:
+            price += self.tokens[decodes + length] + self.logits[decodes]
+        ends = self._offsets
+        straight = self._chunk[length]
+        out: list[Progression] = []
+        while True:
+            piece = bisect_right(ends, offset)
+            base, rise = straight[piece]
+            first = price + (base + rise * offset) // length
+            count = -((offset - ends[piece]) // length)
+            if count >= steps:
+                out.append(Progression(steps, first, growth + rise))
+                return out
+            out.append(Progression(count, first, growth + rise))
+            steps -= count
+            price += count * growth
+            offset += count * length
 
-    def _several(self, chunks: Sequence[Chunk]) -> int:
-        """Attention of several chunks."""
-        squares = before = most = 0
-        for chunk in chunks:
-            length = chunk.num_tokens
-            squares += length * length
-            before += length * chunk.offset
-            offset = chunk.offset
-            alone = self._chunk[length].at(offset) if offset else self._prompt[length]
-            if alone > most:
-                most = alone
-        length, offset = like(squares, before)
-        together = self._chunk[length].at(offset) if offset else self._prompt[length]
-        return most if most > together else together
+    def _bent(self, shape: BatchShape, steps: int) -> list[Progression]:
+        """Several steps in which what decodes cost bends."""
+        decodes = shape.num_decodes
+        context = shape.decode_context
+        out: list[Progression] = []
+        done = 0
+        while done < steps:
+            each = context // decodes
+            piece = bisect_right(self._contexts, each)
+            count = min(steps - done, self._contexts[piece] - each)
+            base, growth, alone = self._decode[decodes][piece]
+            if shape.chunks:
+                chunk = shape.chunks[0]
+                offset = chunk.offset + done * chunk.num_tokens
+                out += self._advance(decodes, chunk.num_tokens, offset, count, (base + growth * context) // decodes, growth)
+            else:
+                out.append(Progression(count, (alone + growth * context) // decodes, growth))
+            done += count
+            context += count * decodes
+        return out
 
-    def _stretch(self, decodes: int, context: int) -> _Stretch:
-        """Where the context of so many decodes is, from now on the first place to look."""
-        ramp = self._decode[decodes]
-        knots = ramp.knots
-        after = bisect_right(knots, context)
-        high = knots[after] if after < len(knots) else _FAR
-        stretch = (knots[after - 1], high, ramp.bases[after - 1], ramp.rises[after - 1], self.beside(decodes, 0, 0))
-        self._recent[decodes] = stretch
-        return stretch
-
-    def _decodes(self, batch: int) -> Ramp:
-        contexts, seconds = self._curves.decode_s(batch)
-        return Ramp([batch * context for context in contexts], seconds, batch)
-
-    def _prefill(self, chunk: int) -> Ramp:
-        before, seconds = self._curves.prefill_s(chunk)
-        return Ramp(before, seconds, chunk)
+    def _decodes(self, batch: int) -> list[tuple[int, int, int]]:
+        knots = [batch * context for context in self._curves.contexts]
+        beside = self.tokens[batch] + self.logits[batch] if self._beside is None else self._beside(batch, 0, 0)
+        straight = pieces(knots, self._curves.decode_s(batch), batch)
+        return [(base, rise, base + beside * batch) for base, rise in straight]
 
 
-def _stretches(fixed: int, climbs: Sequence[tuple[Ramp, int]], steps: int) -> list[Progression]:
-    """`steps` steps, in each of which every ramp's amount grows by its stride; they start at the amounts given."""
-    out: list[Progression] = []
-    done = 0
-    while done < steps:
-        count, first, increment = steps - done, fixed, 0
-        for ramp, start in climbs:
-            knots, stride = ramp.knots, ramp.stride
-            amount = start + done * stride
-            after = bisect_right(knots, amount)
-            rise = ramp.rises[after - 1]
-            first += ramp.bases[after - 1] + rise * (amount - knots[after - 1]) // stride
-            increment += rise
-            if after < len(knots) and (until := -((amount - knots[after]) // stride)) < count:
-                count = until
-        out.append(Progression(count, first, increment))
-        done += count
-    return out
+class PipelinePrices:
+    """How long a step keeps each stage of a pipeline busy.
+
+    Args:
+        stages: prices of each, the first stage first.
+        alike: of each whether its attention costs what that of the stage before it does.
+        sending: how long handing on so many tokens takes, which hides behind the work of every stage but the last; None where
+            the stages' prices have it.
+    """
+
+    def __init__(self, stages: Sequence[CurvePrices], alike: Sequence[bool], sending: Callable[[int], Nanos] | None) -> None:
+        self._attention = [None if same else prices for prices, same in zip(stages, alike, strict=True)]
+        self._beside: dict[int, dict[int, list[int]]] = WorkedOut(
+            lambda tokens: WorkedOut(lambda rows: [prices.tokens[tokens] + prices.logits[rows] for prices in stages])
+        )
+        """Units of each stage beside attention, by tokens and rows."""
+        self._sending: dict[int, Nanos] | None = None if sending is None else WorkedOut(sending)
+
+    def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
+        """See `LatencyModel.stages`."""
+        tokens = rows = shape.num_decodes
+        for chunk in shape.chunks:
+            tokens += chunk.num_tokens
+            if chunk.last:
+                rows += 1
+        attention = 0
+        busy: list[Nanos] = []
+        for prices, beside in zip(self._attention, self._beside[tokens][rows]):  # noqa: B905 - of one length
+            if prices is not None:
+                attention = prices.run(shape, 1)[0].first - beside
+            busy.append((attention + beside) // UNITS_PER_NANO)
+        if self._sending is not None:
+            sending = self._sending[tokens]
+            busy[:-1] = [max(own, sending) for own in busy[:-1]]
+        return tuple(busy)

@@ -82,19 +82,20 @@ class _Amortised:
         self.logits_s = curves.logits_s
         self.prefill_s = curves.prefill_s
         self.prompt_s = curves.prompt_s
+        self.contexts = curves.contexts if draft is None else sorted({*curves.contexts, *draft.contexts})
+        self.offsets = curves.offsets
         self._curves = curves
         self._speculation = speculation
         self._draft = draft
 
-    def decode_s(self, batch: int) -> tuple[Sequence[int], Sequence[float]]:
-        contexts, seconds = self._curves.decode_s(batch)
+    def decode_s(self, batch: int) -> Sequence[float]:
+        seconds = self._curves.decode_s(batch)
         drafts, share = self._speculation.draft_tokens, self._speculation.tokens_per_step
         if self._draft is None:
-            return contexts, [value / share for value in seconds]
-        theirs, drafting = self._draft.decode_s(batch)
-        knots = sorted({*contexts, *theirs})
-        both = (_at(contexts, seconds, knot) + drafts * _at(theirs, drafting, knot) for knot in knots)
-        return knots, [value / share for value in both]
+            return [value / share for value in seconds]
+        drafting = self._draft.decode_s(batch)
+        return [(_at(self._curves.contexts, seconds, knot) + drafts * _at(self._draft.contexts, drafting, knot)) / share
+                for knot in self.contexts]  # fmt: skip
 
 
 def _at(knots: Sequence[int], seconds: Sequence[float], amount: int) -> float:

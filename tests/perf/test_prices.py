@@ -87,21 +87,24 @@ class Bent:
     """A microsecond a token, a tenth a row; a decode's context costs 1 ns a token up to 1000 each, 3 ns beyond; a chunk's offset
     2 ns a token up to 500 and 1 ns beyond; a chunk itself a nanosecond for the square of every token."""
 
+    contexts = (0, 1000, 2000)
+    offsets = (0, 500, 1000)
+
     def tokens_s(self, tokens: int) -> float:
         return tokens * 1e-6
 
     def logits_s(self, rows: int) -> float:
         return rows * 1e-7
 
-    def decode_s(self, batch: int) -> tuple[Sequence[int], Sequence[float]]:
-        return [0, 1000, 2000], [batch * 1e-9 * value for value in (0, 1000, 4000)]
+    def decode_s(self, batch: int) -> Sequence[float]:
+        return [batch * 1e-9 * value for value in (0, 1000, 4000)]
 
-    def prefill_s(self, chunk: int) -> tuple[Sequence[int], Sequence[float]]:
+    def prefill_s(self, chunk: int) -> Sequence[float]:
         own = chunk * chunk
-        return [0, 500, 1000], [1e-9 * (own + value) for value in (0, 1000, 1500)]
+        return [1e-9 * (own + value) for value in (0, 1000, 1500)]
 
     def prompt_s(self, tokens: int) -> float:
-        return self.prefill_s(tokens)[1][0]
+        return self.prefill_s(tokens)[0]
 
 
 def price(decodes: int, context: int, *chunks: tuple[int, int, bool]) -> float:
@@ -165,3 +168,14 @@ def test_several_chunks_cost_what_one_of_equivalent_length_does() -> None:
 def test_several_chunks_cost_no_less_than_the_most_expensive_alone() -> None:
     dear = price(0, 0, (1000, 1, False)) - 1000
     assert price(0, 0, (1000, 1, False), (0, 1, False)) == 2 * 1000 + dear
+
+
+@given(st.lists(st.tuples(st.one_of(st.just(0), st.integers(1, 3000)), st.integers(1, 600)), min_size=1, max_size=6))
+def test_any_chunks_cost_what_the_dearest_of_them_and_of_the_one_like_them_does(sizes: list[tuple[int, int]]) -> None:
+    def alone(offset: int, tokens: int) -> float:
+        return price(0, 0, (offset, tokens, False)) - 1000 * tokens
+
+    length = round(sum(tokens * tokens for _, tokens in sizes) ** 0.5)
+    one = sum(offset * tokens for offset, tokens in sizes) // length, length
+    whole = price(0, 0, *((offset, tokens, False) for offset, tokens in sizes))
+    assert whole - 1000 * sum(tokens for _, tokens in sizes) == max(alone(*size) for size in (*sizes, one))

@@ -11,6 +11,8 @@ from squall.perf.speculation import Speculation, speculative_prices
 class Curves:
     """A microsecond a token, a tenth a row, a nanosecond a token of context: easy to add up by hand."""
 
+    contexts = offsets = (0, 1000)
+
     def __init__(self, scale: float = 1.0) -> None:
         self.scale = scale
 
@@ -20,14 +22,14 @@ class Curves:
     def logits_s(self, rows: int) -> float:
         return self.scale * rows * 1e-7
 
-    def decode_s(self, batch: int) -> tuple[Sequence[int], Sequence[float]]:
-        return [0, 1000], [0.0, self.scale * batch * 1e-6]
+    def decode_s(self, batch: int) -> Sequence[float]:
+        return [0.0, self.scale * batch * 1e-6]
 
-    def prefill_s(self, chunk: int) -> tuple[Sequence[int], Sequence[float]]:
-        return [0, 1000], [0.0, self.scale * 1e-6]
+    def prefill_s(self, chunk: int) -> Sequence[float]:
+        return [0.0, self.scale * 1e-6]
 
     def prompt_s(self, tokens: int) -> float:
-        return self.prefill_s(tokens)[1][0]
+        return self.prefill_s(tokens)[0]
 
 
 def nanos(prices: CurvePrices, decodes: int, context: int, *chunks: tuple[int, int]) -> float:
