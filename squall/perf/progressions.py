@@ -30,9 +30,11 @@ def total(progression: Progression, count: int) -> Nanos:
     return (exact if count < UNITS_PER_NANO else exact - (count >> 4) * lost[UNITS_PER_NANO]) >> 4
 
 
-def steps_until(progression: Progression, elapsed: Nanos) -> int:
-    """The first step, counted from 1, that ends strictly after `elapsed`; at most `count`."""
-    # Without rounding, j steps last (increment * j^2 + (2 * first - increment) * j) / 32; rounding takes less than 1 ns a step.
+def steps_until(progression: Progression, elapsed: Nanos) -> tuple[int, Nanos]:
+    """The first step, counted from 1, that ends strictly after `elapsed`, at most `count`; and how long it and those before it
+    last together."""
+    # Without rounding, j steps last (increment * j^2 + (2 * first - increment) * j) / 32. Rounding takes less than 1 ns a step:
+    # it is the next step, or where steps are many and short one soon after it.
     high = progression.count
     first = progression.first
     increment = progression.increment
@@ -41,16 +43,15 @@ def steps_until(progression: Progression, elapsed: Nanos) -> int:
         low = (isqrt(b * b + 128 * increment * elapsed) - b) // (2 * increment)
     else:
         low = elapsed // (first >> 4)
-    if low >= high:
-        low = high - 1
-    while low and total(progression, low) > elapsed:
-        low -= 1
-    if low + 1 == high or total(progression, low + 1) > elapsed:
-        return low + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if total(progression, middle) > elapsed:
-            high = middle
-        else:
-            low = middle
-    return high
+    if low + 1 < high:
+        low += 1
+        lasting = total(progression, low)
+        if lasting > elapsed:
+            return low, lasting
+        while high - low > 1:
+            middle = (low + high) // 2
+            if total(progression, middle) > elapsed:
+                high = middle
+            else:
+                low = middle
+    return high, total(progression, high)

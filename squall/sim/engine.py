@@ -158,10 +158,10 @@ class Engine:
         steps = 0
         at = self._started_at
         for price in self._prices:
-            count = steps_until(price, now - at)
+            count, lasting = steps_until(price, now - at)
             kept.append(Progression(count, price.first, price.increment))
             steps += count
-            at += total(price, count)
+            at += lasting
             if at > now:
                 break
         if steps == self._steps:
@@ -282,7 +282,7 @@ class Engine:
             kept: list[Progression] = []
             at, left = self._started_at, self._steps - 1
             for price in self._prices:
-                count = min(steps_until(price, now - at), price.count, left)
+                count = min(steps_until(price, now - at)[0], left)
                 if count and at + total(price, count) > now:
                     count -= 1
                 if not count:

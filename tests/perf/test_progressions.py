@@ -30,7 +30,8 @@ def test_a_cut_falls_on_the_first_boundary_strictly_after_now(progression: Progr
     near = st.sampled_from(ends).flatmap(lambda end: st.integers(max(0, end - 1), end + 1))
     elapsed = data.draw(st.one_of(near, st.integers(0, ends[-1] + 5)))
     after = [step for step, end in enumerate(ends, start=1) if end > elapsed]
-    assert steps_until(progression, elapsed) == (after[0] if after else progression.count)
+    step = after[0] if after else progression.count
+    assert steps_until(progression, elapsed) == (step, ends[step - 1])
 
 
 def test_rounding_is_lost_step_by_step() -> None:
