@@ -46,7 +46,7 @@ class DisaggregatedRouter(HandoffRouter):
             policy, max_queued_requests, max_queued_tokens, max_retries, elastic, max_share, max_ratio, moves, max_model_len
         )
         self.decode_policy = decode_policy
-        self._handoffs = HandoffQueue(index_of(decode_policy), max_share, max_ratio)
+        self._handoffs = HandoffQueue(index_of(decode_policy), max_share, max_ratio, self._backends)
 
     @property
     def num_open(self) -> int:
@@ -77,19 +77,10 @@ class DisaggregatedRouter(HandoffRouter):
             return []
         if backend.open:
             backend.index.remove(backend)
-        before = backend.demand
         backend.role = role
-        backend.demand, backend.index = after, _ = self._place(role)
+        backend.demand, backend.index = self._place(role)
         if backend.open:
             backend.index.add(backend)
-        for entry in self._entries.values():
-            if entry.backend is backend and entry.held is None:
-                tokens = entry.request.num_prompt_tokens
-                for demand, sign in ((before, -1), (after, 1)):
-                    demand.num_promised_tokens += sign * entry.num_tokens
-                    demand.num_running += sign * entry.started
-                    demand.num_waiting += sign * (not entry.started)
-                    demand.num_waiting_tokens += sign * (0 if entry.started else tokens)
         return []
 
     def _replica_down(self, event: ReplicaDown, now: Nanos) -> list[AnyAction]:

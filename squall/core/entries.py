@@ -24,7 +24,7 @@ class Entry:
         taken_from: the live target whose first layers its replica goes on from; the KV of these may wait there.
         lost_by: replicas that died with it.
         num_failed: hand-offs that failed.
-        queued_at: since when it waits for a replica, at the router or in the hand-off queue.
+        queued_at: since when it waits for a replica, at the router or in the hand-off queue; 0 of one that never did.
     """
 
     __slots__ = ("backend", "held", "lost_by", "num_failed", "num_tokens", "phase", "queued_at", "request", "started",
@@ -41,4 +41,4 @@ class Entry:
         self.taken_from: ReplicaId | None = None
         self.lost_by: tuple[ReplicaId, ...] = ()
         self.num_failed = 0
-        self.queued_at: Nanos = request.arrived_at
+        self.queued_at: Nanos = 0

@@ -9,6 +9,7 @@ token.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 
 from squall.core.actions import AnyAction, Send
 from squall.core.demand import Demand
@@ -25,6 +26,7 @@ class HandoffQueue:
         index: the replicas that take hand-offs; its policy chooses among those with room.
         max_share: so much of its KV pool may be promised: 1 promises nothing that it does not have, more counts on short outputs.
         max_ratio: one that was promised more than so many times the mean of all, and half of its pool, gets nothing more.
+        backends: all replicas.
         demand: what is asked of the replicas in `index`; one of its own when None.
 
     Attributes:
@@ -37,14 +39,21 @@ class HandoffQueue:
 
     __slots__ = ("_max_ratio", "_max_share", "demand", "heads", "index", "movers", "queue")
 
-    def __init__(self, index: Ranked | Chosen, max_share: float, max_ratio: float, demand: Demand | None = None) -> None:
+    def __init__(
+        self,
+        index: Ranked | Chosen,
+        max_share: float,
+        max_ratio: float,
+        backends: Mapping[ReplicaId, Backend],
+        demand: Demand | None = None,
+    ) -> None:
         self._max_share = max_share
         self._max_ratio = max_ratio
         self.index = index
         self.queue: OrderedDict[RequestId, Entry] = OrderedDict()
         self.movers: dict[RequestId, Entry] = {}
         self.heads: dict[ReplicaId, int] = {}
-        self.demand = Demand(self._oldest_queued_at) if demand is None else demand
+        self.demand = Demand(backends, self._oldest_queued_at) if demand is None else demand
 
     def _oldest_queued_at(self) -> Nanos | None:
         return next(iter(self.queue.values())).queued_at if self.queue else None
@@ -65,10 +74,9 @@ class HandoffQueue:
             self.heads[held.head] = self.heads.get(held.head, 0) + 1
         entry.queued_at = now
         backend.num_promised -= entry.num_tokens
-        backend.demand.num_promised_tokens -= entry.num_tokens
-        backend.demand.num_running -= 1
+        backend.num_held += 1
         demand = self.demand
-        demand.num_promised_tokens += entry.num_tokens
+        demand.num_unplaced_tokens += entry.num_tokens
         if backend.demand is demand:
             self.movers[entry.request.id] = entry
         else:
@@ -77,8 +85,8 @@ class HandoffQueue:
         if entry.to is None:
             self._enqueue(entry)
         else:
-            demand.num_waiting += 1
-            demand.num_waiting_tokens += entry.request.num_prompt_tokens
+            demand.num_places -= 1
+            entry.to.num_waiting_tokens += entry.request.num_prompt_tokens
 
     def _enqueue(self, entry: Entry) -> None:
         assert entry.held is not None
@@ -108,12 +116,12 @@ class HandoffQueue:
         elif entry.to is not None:
             self._break_promise(entry)
         self._let_go(entry)
-        self.demand.num_promised_tokens -= entry.num_tokens
 
     def _let_go(self, entry: Entry) -> None:
         """Nobody holds it for anybody."""
         held, entry.held = entry.held, None
         self.movers.pop(entry.request.id, None)
+        self.demand.num_unplaced_tokens -= entry.num_tokens
         if held is not None and held.head is not None:
             self.heads[held.head] -= 1
 
@@ -124,9 +132,8 @@ class HandoffQueue:
 
     def _break_promise(self, entry: Entry) -> None:
         if entry.to is not None:
-            self.displace(entry)
-            self.demand.num_waiting -= 1
-            self.demand.num_waiting_tokens -= entry.request.num_prompt_tokens
+            entry.to.num_waiting_tokens -= entry.request.num_prompt_tokens
+            self._displace(entry, entry.to)
 
     # -- places for those that still decode
 
@@ -135,11 +142,13 @@ class HandoffQueue:
         target = self._pick(entry)
         if target is not None:
             self._place(entry, target)
+            self.demand.num_places += 1
         return target is not None
 
     def _place(self, entry: Entry, target: Backend) -> None:
         entry.to = target
         target.num_promised += entry.num_tokens
+        self.demand.num_unplaced_tokens -= entry.num_tokens
         target.num_tokens += entry.request.num_prompt_tokens
         target.num_waiting += 1
         self.index.changed(target)
@@ -147,16 +156,21 @@ class HandoffQueue:
             self.index.sent(entry.request, target)
 
     def displace(self, entry: Entry) -> Backend:
-        """It does not come. Returns who had a place for it."""
+        """It does not leave where it decodes. Returns who had a place for it."""
         target = entry.to
         assert target is not None
+        self._displace(entry, target)
+        self.demand.num_places -= 1
+        return target
+
+    def _displace(self, entry: Entry, target: Backend) -> None:
         entry.to = None
         target.num_promised -= entry.num_tokens
+        self.demand.num_unplaced_tokens += entry.num_tokens
         target.num_tokens -= entry.request.num_prompt_tokens
         target.num_waiting -= 1
         if target.open:
             target.index.changed(target)
-        return target
 
     # -- offers
 
@@ -175,8 +189,7 @@ class HandoffQueue:
     def _promise(self, entry: Entry, target: Backend) -> None:
         self._dequeue(entry)
         self._place(entry, target)
-        self.demand.num_waiting += 1
-        self.demand.num_waiting_tokens += entry.request.num_prompt_tokens
+        target.num_waiting_tokens += entry.request.num_prompt_tokens
 
     def _pick(self, entry: Entry) -> Backend | None:
         """Whom the policy chooses, of those that have room and are not held back."""
@@ -212,12 +225,12 @@ class HandoffQueue:
         tokens = entry.request.num_prompt_tokens
         if source is not target:  # otherwise the one that held it is gone
             source.num_running -= 1
+            source.num_held -= 1
             source.num_tokens -= tokens
         target.num_waiting -= 1
+        target.num_waiting_tokens -= tokens
         target.num_running += 1
-        self.demand.num_waiting -= 1
-        self.demand.num_waiting_tokens -= tokens
-        self.demand.num_running += 1
+        self.demand.num_unplaced_tokens += entry.num_tokens
         entry.backend, entry.to = target, None
         self._let_go(entry)
         if target.open:
@@ -229,10 +242,10 @@ class HandoffQueue:
         backend = entry.backend
         assert backend is not None
         told: list[AnyAction] = [dropped(entry.request.id, entry.to, backend)] if entry.to is not None else []
+        if entry.to is not backend:  # otherwise the one that held it is gone
+            backend.num_held -= 1
         self.forget(entry)
         backend.num_promised += entry.num_tokens
-        backend.demand.num_promised_tokens += entry.num_tokens
-        backend.demand.num_running += 1
         return told
 
 

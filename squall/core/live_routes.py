@@ -114,6 +114,7 @@ class LiveRoutes:
             self._leave(entry, target)
             entry.backend, entry.taken_from = source, target.replica
             source.num_waiting += 1
+            source.num_waiting_tokens += entry.request.num_prompt_tokens
             source.num_tokens += entry.request.num_prompt_tokens
             source.num_promised += entry.num_tokens
             if entry.phase is RequestPhase.CANCELLING:
@@ -131,13 +132,6 @@ class LiveRoutes:
         """To the front of the queue; nobody has lost it."""
         router = self._router
         router._step(entry.request.id, backend, "replica lost")
-        demand = backend.demand
-        demand.num_promised_tokens -= entry.num_tokens
-        if entry.started:
-            demand.num_running -= 1
-        else:
-            demand.num_waiting -= 1
-            demand.num_waiting_tokens -= entry.request.num_prompt_tokens
         entry.backend = None
         entry.started = False
         if entry.phase is RequestPhase.CANCELLED:
@@ -152,5 +146,6 @@ class LiveRoutes:
             backend.num_running -= 1
         else:
             backend.num_waiting -= 1
+            backend.num_waiting_tokens -= entry.request.num_prompt_tokens
         backend.num_tokens -= entry.request.num_prompt_tokens
         backend.num_promised -= entry.num_tokens

@@ -22,13 +22,16 @@ class Backend:
     Attributes:
         role: what it serves; `demand`: what is asked of all of that role; `index`: where they are found.
         num_promised: KV, in tokens, that its requests may come to need, and those that are on their way to it.
+        num_waiting_tokens: prompt tokens of the waiting ones, but for places that are kept for others.
+        num_held: of the running ones, those whose KV waits for another replica that is to decode them.
         open: it takes new requests (it is in the index then).
         blame: itself; nobody where it goes because it was asked to.
         standing: its place in the order of the index, by the policy's last word on it; None while it takes nothing.
     """
 
-    __slots__ = ("blame", "block_size", "demand", "index", "num_blocks", "num_preempted", "num_promised", "num_running",
-                 "num_tokens", "num_waiting", "open", "replica", "role", "standing")  # fmt: skip
+    __slots__ = ("blame", "block_size", "demand", "index", "num_blocks", "num_held", "num_preempted", "num_promised",
+                 "num_running", "num_tokens", "num_waiting", "num_waiting_tokens", "open", "replica", "role",
+                 "standing")  # fmt: skip
 
     def __init__(
         self, replica: ReplicaId, num_blocks: int, block_size: int, role: Role, demand: Demand, index: Ranked | Chosen
@@ -42,8 +45,10 @@ class Backend:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_waiting = 0
+        self.num_waiting_tokens = 0
         self.num_running = 0
         self.num_preempted = 0
+        self.num_held = 0
         self.num_tokens = 0
         self.open = True
         self.standing: Standing | None = None

@@ -83,7 +83,7 @@ class Router:
         self._backends: dict[ReplicaId, Backend] = {}  # all that are open or have unfinished requests
         self._entries: dict[RequestId, Entry] = {}
         self._queue: OrderedDict[RequestId, Entry] = OrderedDict()
-        self._demand = Demand(self._oldest_queued_at)
+        self._demand = Demand(self._backends, self._oldest_queued_at)
         self._pairs = LiveRoutes(self)
         self._rate = FinishRate()
         self._draining = False
@@ -131,7 +131,7 @@ class Router:
         backend = self._backends.get(event.replica)
         if backend is None:
             raise IllegalTransition(f"replica {event.replica} reports {event}, but is not up")
-        entries, demand, finished = self._entries, backend.demand, event.finished
+        entries, rate = self._entries, self._rate
         for request in event.first:
             entry = entries.get(request)
             if entry is not None and entry.phase is WAITING and entry.backend is backend:
@@ -142,33 +142,26 @@ class Router:
                     continue
             entry.started = True
             backend.num_waiting -= 1
+            backend.num_waiting_tokens -= entry.request.num_prompt_tokens
             backend.num_running += 1
-            demand.num_waiting -= 1
-            demand.num_waiting_tokens -= entry.request.num_prompt_tokens
-            demand.num_running += 1
         for request in event.preempted:
             self._step(request, backend, "preempted")
-        for request in finished:
+        for request in event.finished:
             entry = entries.get(request)
             if entry is None or entry.phase is not RUNNING or entry.backend is not backend:
                 entry = self._step(request, backend, "finished")
             del entries[request]
-            tokens, most = entry.request.num_prompt_tokens, entry.num_tokens
+            tokens = entry.request.num_prompt_tokens
             backend.num_tokens -= tokens
-            backend.num_promised -= most
-            demand.num_promised_tokens -= most
+            backend.num_promised -= entry.num_tokens
             if entry.started:
                 backend.num_running -= 1
-                demand.num_running -= 1
             else:
                 backend.num_waiting -= 1
-                demand.num_waiting -= 1
-                demand.num_waiting_tokens -= tokens
-        if finished:
-            rate = self._rate
+                backend.num_waiting_tokens -= tokens
             if now >= rate.until:
                 rate.roll(now)
-            rate.num_finished += len(finished)
+            rate.num_finished += 1
         if not backend.open:
             return self._emptied(backend)
         backend.index.changed(backend)
@@ -328,13 +321,6 @@ class Router:
         """`backend` has lost it: it goes to the front of the queue, or is given up."""
         id = entry.request.id
         self._step(id, backend, "replica lost")
-        demand = backend.demand
-        demand.num_promised_tokens -= entry.num_tokens
-        if entry.started:
-            demand.num_running -= 1
-        else:
-            demand.num_waiting -= 1
-            demand.num_waiting_tokens -= entry.request.num_prompt_tokens
         entry.backend = None
         entry.started = False
         entry.lost_by += backend.blame
@@ -408,16 +394,14 @@ class Router:
         return self._index.pick_among(entry.request, untried or large_enough)
 
     def _send(self, entry: Entry, backend: Backend) -> Send:
-        request, demand = entry.request, backend.demand
-        tokens, most = request.num_prompt_tokens, entry.num_tokens
+        request = entry.request
+        tokens = request.num_prompt_tokens
         entry.phase = WAITING
         entry.backend = backend
         backend.num_waiting += 1
+        backend.num_waiting_tokens += tokens
         backend.num_tokens += tokens
-        backend.num_promised += most
-        demand.num_waiting += 1
-        demand.num_waiting_tokens += tokens
-        demand.num_promised_tokens += most
+        backend.num_promised += entry.num_tokens
         self._index.changed(backend)
         if self._chosen is not None:
             self._chosen.sent(request, backend)

@@ -12,7 +12,6 @@ from msgspec import Struct
 from squall.core.actions import AnyAction, Decided, LoadWeights, Reply, Send, StartReplica, StopReplica, WarmReplica
 from squall.core.controller import Controller
 from squall.core.damping import bounded, lowered, within
-from squall.core.demand import Demand
 from squall.core.events import (
     AnyEvent,
     Arrived,
@@ -52,14 +51,28 @@ class Dial(Struct):
         return Wanted({} if self.wanted is None else {BOTH: self.wanted}, "turned")
 
 
+class Asked(Struct):
+    """What is asked of the replicas, in numbers that a test sets by hand."""
+
+    num_queued: int = 0
+    num_queued_tokens: int = 0
+    oldest_queued_at: Nanos | None = None
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    num_running: int = 0
+    num_promised_tokens: int = 0
+    num_arrived: int = 0
+    num_arrived_tokens: int = 0
+
+
 class Counts:
     """What a router would say."""
 
     def __init__(self) -> None:
-        self.both = Demand()
+        self.both = Asked()
         self.requests: dict[ReplicaId, int] = {}
 
-    def demand(self, _role: Role) -> Demand:
+    def demand(self, _role: Role) -> Asked:
         return self.both
 
     def outstanding(self, replica: ReplicaId) -> tuple[int, int]:
