@@ -8,7 +8,7 @@ says. A cached block that nobody uses is idle: it counts as available, and the o
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import count, filterfalse, islice, takewhile
+from itertools import count, filterfalse, takewhile
 from typing import Final
 
 from squall.core.types import BlockHash, Request
@@ -49,7 +49,7 @@ class BlockPool:
         idle: the cached blocks that nobody uses, in the order of eviction; of each, its place in that order.
     """
 
-    __slots__ = ("_first", "_held", "_more", "_order", "idle", "num_available", "num_blocks")
+    __slots__ = ("_held", "_looked", "_more", "_next", "_order", "idle", "num_available", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -58,7 +58,8 @@ class BlockPool:
         self._more: dict[BlockHash, int] = {}  # users of a block beyond the first
         self.idle: dict[BlockHash, int] = {}
         self._order: list[BlockHash] = []  # in which blocks became idle; GONE where one is used again
-        self._first = 0  # places before this one are of evicted blocks
+        self._looked = 0  # the idle blocks at places before this one are those of `_next`
+        self._next: list[BlockHash] = []  # the first to be evicted: runs name them when they begin, and evict when they end
 
     @property
     def num_free(self) -> int:
@@ -68,38 +69,41 @@ class BlockPool:
     def take(self, count: int) -> None:
         """Make `count` blocks private: free ones first, then evicted ones. There must be as many available."""
         self.num_available -= count
-        idle = self.idle
-        if len(idle) > self.num_available:
-            evicted = self.oldest(len(idle) - self.num_available)
+        excess = len(self.idle) - self.num_available
+        if excess > 0:
+            evicted = self.oldest(excess)
+            del self._next[:excess]
             self._held.difference_update(evicted)
-            self._first = max(map(idle.pop, evicted)) + 1
+            list(map(self.idle.pop, evicted))
 
     def oldest(self, most: int) -> tuple[BlockHash, ...]:
         """The idle blocks that would be evicted first, in this order: `most` of them, or all."""
-        order = self._order
-        found: list[BlockHash] = []
-        at = self._first
-        while len(found) < most and at < len(order):
-            found += filter(GONE.__ne__, order[at : at + most])
-            at += most
+        found = self._next
+        while len(found) < most and self._looked < len(self._order):
+            more = self._order[self._looked : self._looked + max(most, EVICTED_AT_ONCE)]
+            found += filter(GONE.__ne__, more)
+            self._looked += len(more)
         return tuple(found[:most])
 
     def match(self, hashes: Sequence[BlockHash], limit: int) -> tuple[int, int]:
         """How many of the first `limit` hashes are held without a gap, and how many of those are in use already."""
-        held = len(tuple(takewhile(self._held.__contains__, islice(hashes, limit))))
-        return held, held - sum(map(self.idle.__contains__, islice(hashes, held)))
+        held = tuple(takewhile(self._held.__contains__, hashes[:limit]))
+        return len(held), len(held) - sum(map(self.idle.__contains__, held))
 
-    def use(self, hashes: Iterable[BlockHash]) -> None:
+    def use(self, hashes: Sequence[BlockHash]) -> None:
         """One more user for each of these held blocks."""
         idle = self.idle
         more = self._more
-        for block in hashes:
-            place = idle.pop(block, None)
-            if place is None:
-                more[block] = more.get(block, 0) + 1
-            else:
-                self._order[place] = GONE
-                self.num_available -= 1
+        for block in filterfalse(idle.__contains__, hashes):
+            more[block] = more.get(block, 0) + 1
+        places = list(map(idle.pop, filter(idle.__contains__, hashes)))
+        if places:
+            self.num_available -= len(places)
+            order = self._order
+            for place in places:
+                order[place] = GONE
+            if min(places) < self._looked:
+                self._next[:] = filter(idle.__contains__, self._next)
 
     def share(self, hashes: Iterable[BlockHash]) -> tuple[BlockHash, ...]:
         """Turn private blocks into cached ones with one user, and return them; one whose hash is held already stays private."""
@@ -117,19 +121,23 @@ class BlockPool:
         self.num_available += num_blocks
         if not shared:
             return
-        more = self._more
-        used = more.keys() & shared if more else ()
-        if used:
-            for block in used:
-                others = more.pop(block)
-                if others > 1:
-                    more[block] = others - 1
-            self.num_available -= len(used)
+        if self._more and (used := self._more.keys() & shared):
+            self._leave(used)
+            shared = tuple(filterfalse(used.__contains__, shared))
         order = self._order
         if len(order) > 2 * len(self.idle) + PLACES:
             order[:] = self.idle
             self.idle = dict(zip(order, count()))
-            self._first = 0
-        unused = tuple(filterfalse(used.__contains__, reversed(shared))) if used else shared[::-1]
-        self.idle.update(zip(unused, count(len(order))))
-        order += unused
+            self._looked = len(self._next)
+        place = len(order)
+        order += reversed(shared)
+        self.idle.update(zip(order[place:], count(place)))
+
+    def _leave(self, used: Iterable[BlockHash]) -> None:
+        """One user less for blocks that others use, too."""
+        more = self._more
+        for block in used:
+            others = more.pop(block)
+            if others > 1:
+                more[block] = others - 1
+            self.num_available -= 1
