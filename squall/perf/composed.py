@@ -19,7 +19,7 @@ from squall.perf.efficiency import Efficiency
 from squall.perf.latency import BatchShape, Progression
 from squall.perf.model import ModelSpec
 from squall.perf.operators import AttentionShape, Estimate, OperatorSource, Provenance
-from squall.perf.prices import CurvePrices, PipelinePrices, like
+from squall.perf.prices import CurvePrices, PipelinePrices
 from squall.perf.speculation import Speculation, speculative_prices
 
 IN_A_STEP = 0.1
@@ -164,7 +164,7 @@ class Composed:
     def _as_one(self, stage: Stage, chunks: Sequence[Chunk]) -> tuple[int, int]:
         """(tokens, tokens before) of the chunk whose attention costs what that of all of them does: see `CurvePrices`."""
         sizes = [(chunk.num_tokens, chunk.offset) for chunk in chunks]
-        together = like(sum(tokens * tokens for tokens, _ in sizes))
+        together = round(hypot(*(tokens for tokens, _ in sizes)))
         sizes.append((together, sum(tokens * before for tokens, before in sizes) // together))
         return max(sizes, key=lambda size: self._prefill_s(stage, *size))
 

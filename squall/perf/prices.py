@@ -6,7 +6,6 @@ chunk's length, nothing else changes; and a step's price rises by a whole number
 them does, by another number beyond each bend of the curve.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from math import isqrt
 from typing import Protocol
@@ -129,11 +128,16 @@ class Curves(Protocol):
         ...
 
 
-_Piece = tuple[int, int]
-"""(base, rise): between two knots `amount` costs `(base + rise * amount) // stride` units, so `rise` more a stride."""
+_Piece = tuple[int, int, int]
+"""(end, base, rise): before `end`, and from the end of the piece before it, an amount costs `(base + rise * amount) // stride`
+units, so `rise` more a stride."""
+
+_Stretch = tuple[int, int, int, int, int]
+"""(begin, end, base, rise, alone): a piece of what decodes cost; with `alone` for its base a step of nothing else costs that, all
+in all."""
 
 
-def pieces(knots: Sequence[int], seconds: Sequence[float], stride: int) -> list[_Piece]:
+def _pieces(knots: Sequence[int], seconds: Sequence[float], stride: int) -> list[_Piece]:
     """A price that rises with an amount, straight between knots and beyond the last as before it; what falls is taken to stay.
 
     Args:
@@ -146,31 +150,22 @@ def pieces(knots: Sequence[int], seconds: Sequence[float], stride: int) -> list[
     for knot, after, there in zip(knots, knots[1:], seconds[1:], strict=False):
         width = after - knot
         rise = max(0, round((there * UNITS_PER_SECOND - price) * stride / width))
-        out.append((price * stride - rise * knot, rise))
+        out.append((after, price * stride - rise * knot, rise))
         price += rise * width // stride
+    _, base, rise = out[-1]
+    out[-1] = (_FAR, base, rise)
     return out
-
-
-def _ends(knots: Sequence[int]) -> list[int]:
-    """Where each of the pieces ends: by `bisect_right` an amount finds its own."""
-    return [*knots[1:-1], _FAR]
 
 
 Beside = Callable[[int, int, int], int]
 """(decodes, tokens of chunks, chunks that are the last ones of their prompts) to units: what a step costs beside attention."""
 
 
-def like(squares: int) -> int:
-    """The length of the one chunk that stands for several, from the sum of the squares of theirs: its root. It stands behind so
-    many tokens that there are as many pairs of tokens (Agrawal et al., Vidur, 2024)."""
-    return (isqrt(4 * squares) + 1) // 2
-
-
 class CurvePrices:
     """A `LatencyModel` with one stage, made of curves; each is read once a size.
 
-    Attention of several chunks in a step costs what it does for one `like` them, but no less than for the most expensive of them
-    alone.
+    Attention of several chunks in a step costs what it does for one as long as the root of the sum of their squares, behind as
+    many tokens as keep the pairs of tokens (Agrawal et al., Vidur, 2024), but no less than for the most expensive of them alone.
 
     Args:
         beside: what a step costs beside attention, where that is not what its tokens and its logits cost.
@@ -187,11 +182,10 @@ class CurvePrices:
         self.logits: dict[int, int] = WorkedOut(lambda rows: units(curves.logits_s(rows)) if rows else 0)
         self._curves = curves
         self._beside = beside
-        self._contexts = _ends(curves.contexts)
-        self._offsets = _ends(curves.offsets)
-        self._decode: dict[int, list[tuple[int, int, int]]] = WorkedOut(self._decodes)
-        """Pieces by the number of decodes, and the base of a step of nothing else, with what that costs beside attention."""
-        self._chunk: dict[int, list[_Piece]] = WorkedOut(lambda tokens: pieces(curves.offsets, curves.prefill_s(tokens), tokens))
+        self._decode: dict[int, list[_Stretch]] = WorkedOut(self._stretches)
+        self._recent: dict[int, _Stretch] = WorkedOut(lambda decodes: self._decode[decodes][0])
+        """By the number of decodes: where their context was last. What comes next mostly lies there, too."""
+        self._chunk: dict[int, list[_Piece]] = WorkedOut(lambda tokens: _pieces(curves.offsets, curves.prefill_s(tokens), tokens))
         self._prompt: dict[int, int] = WorkedOut(lambda tokens: units(curves.prompt_s(tokens)))
 
     def run(self, shape: BatchShape, steps: int) -> list[Progression]:
@@ -200,11 +194,11 @@ class CurvePrices:
         decodes = shape.num_decodes
         if decodes:
             context = shape.decode_context
-            each = context // decodes
-            piece = bisect_right(self._contexts, each)
-            if each + steps > self._contexts[piece]:
-                return self._bent(shape, steps)
-            base, growth, alone = self._decode[decodes][piece]
+            begin, end, base, growth, alone = self._recent[decodes]
+            if context < begin or context + (steps - 1) * decodes >= end:
+                begin, end, base, growth, alone = self._stretch(decodes, context)
+                if context + (steps - 1) * decodes >= end:
+                    return self._bent(shape, steps)
             if not chunks:
                 return [Progression(steps, (alone + growth * context) // decodes, growth)]
             price = (base + growth * context) // decodes
@@ -229,15 +223,19 @@ class CurvePrices:
                 squares += length * length
                 if offset:  # a whole prompt costs no more than the chunk that stands for all, which is longer
                     pairs += length * offset
-                    base, rise = self._chunk[length][bisect_right(self._offsets, offset)]
-                    attention = (base + rise * offset) // length
-                    if attention > most:
-                        most = attention
-            length = like(squares)
+                    for end, base, rise in self._chunk[length]:
+                        if offset < end:
+                            attention = (base + rise * offset) // length
+                            if attention > most:
+                                most = attention
+                            break
+            length = (isqrt(4 * squares) + 1) // 2  # the root of the sum of their squares
             offset = pairs // length
         if offset:
-            base, rise = self._chunk[length][bisect_right(self._offsets, offset)]
-            attention = (base + rise * offset) // length
+            for end, base, rise in self._chunk[length]:
+                if offset < end:
+                    attention = (base + rise * offset) // length
+                    break
         else:
             attention = self._prompt[length]
         price += attention if attention > most else most
@@ -256,21 +254,19 @@ class CurvePrices:
             price += self._beside(decodes, length, 0)
         else:
             price += self.tokens[decodes + length] + self.logits[decodes]
-        ends = self._offsets
-        straight = self._chunk[length]
         out: list[Progression] = []
-        while True:
-            piece = bisect_right(ends, offset)
-            base, rise = straight[piece]
-            first = price + (base + rise * offset) // length
-            count = -((offset - ends[piece]) // length)
-            if count >= steps:
-                out.append(Progression(steps, first, growth + rise))
-                return out
-            out.append(Progression(count, first, growth + rise))
-            steps -= count
-            price += count * growth
-            offset += count * length
+        for end, base, rise in self._chunk[length]:
+            if offset < end:
+                first = price + (base + rise * offset) // length
+                count = -((offset - end) // length)
+                if count >= steps:
+                    out.append(Progression(steps, first, growth + rise))
+                    break
+                out.append(Progression(count, first, growth + rise))
+                steps -= count
+                price += count * growth
+                offset += count * length
+        return out
 
     def _bent(self, shape: BatchShape, steps: int) -> list[Progression]:
         """Several steps in which what decodes cost bends."""
@@ -279,10 +275,8 @@ class CurvePrices:
         out: list[Progression] = []
         done = 0
         while done < steps:
-            each = context // decodes
-            piece = bisect_right(self._contexts, each)
-            count = min(steps - done, self._contexts[piece] - each)
-            base, growth, alone = self._decode[decodes][piece]
+            _, end, base, growth, alone = self._stretch(decodes, context)
+            count = min(steps - done, -((context - end) // decodes))
             if shape.chunks:
                 chunk = shape.chunks[0]
                 offset = chunk.offset + done * chunk.num_tokens
@@ -293,11 +287,19 @@ class CurvePrices:
             context += count * decodes
         return out
 
-    def _decodes(self, batch: int) -> list[tuple[int, int, int]]:
+    def _stretch(self, decodes: int, context: int) -> _Stretch:
+        """Where the context of so many decodes is, from now on the first place to look."""
+        for stretch in self._decode[decodes]:
+            if context < stretch[1]:
+                break
+        self._recent[decodes] = stretch
+        return stretch
+
+    def _stretches(self, batch: int) -> list[_Stretch]:
         knots = [batch * context for context in self._curves.contexts]
         beside = self.tokens[batch] + self.logits[batch] if self._beside is None else self._beside(batch, 0, 0)
-        straight = pieces(knots, self._curves.decode_s(batch), batch)
-        return [(base, rise, base + beside * batch) for base, rise in straight]
+        pieces = _pieces(knots, self._curves.decode_s(batch), batch)
+        return [(begin, end, base, rise, base + beside * batch) for begin, (end, base, rise) in zip(knots, pieces, strict=False)]
 
 
 class PipelinePrices:
@@ -311,11 +313,14 @@ class PipelinePrices:
     """
 
     def __init__(self, stages: Sequence[CurvePrices], alike: Sequence[bool], sending: Callable[[int], Nanos] | None) -> None:
-        self._attention = [None if same else prices for prices, same in zip(stages, alike, strict=True)]
-        self._beside: dict[int, dict[int, list[int]]] = WorkedOut(
-            lambda tokens: WorkedOut(lambda rows: [prices.tokens[tokens] + prices.logits[rows] for prices in stages])
+        attention = [None if same else prices for prices, same in zip(stages, alike, strict=True)]
+        self._parts: dict[int, dict[int, list[tuple[CurvePrices | None, int]]]] = WorkedOut(
+            lambda tokens: WorkedOut(
+                lambda rows: [(new, own.tokens[tokens] + own.logits[rows]) for new, own in zip(attention, stages, strict=True)]
+            )
         )
-        """Units of each stage beside attention, by tokens and rows."""
+        """By tokens and rows, of each stage: whose prices have its attention, None where it costs what that of the stage before
+        does; and units beside it."""
         self._sending: dict[int, Nanos] | None = None if sending is None else WorkedOut(sending)
 
     def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
@@ -327,7 +332,7 @@ class PipelinePrices:
                 rows += 1
         attention = 0
         busy: list[Nanos] = []
-        for prices, beside in zip(self._attention, self._beside[tokens][rows]):  # noqa: B905 - of one length
+        for prices, beside in self._parts[tokens][rows]:
             if prices is not None:
                 attention = prices.run(shape, 1)[0].first - beside
             busy.append((attention + beside) // UNITS_PER_NANO)
