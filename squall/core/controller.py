@@ -116,8 +116,6 @@ class Controller:
     @traffic.setter
     def traffic(self, traffic: Traffic) -> None:
         self._fleet.traffic = traffic
-        for role, state in self._states.items():
-            state.demand = traffic.demand(role)
 
     @property
     def states(self) -> Mapping[Role, RoleState]:
@@ -309,6 +307,8 @@ class Controller:
                 state.target = 0
         elif not self._constant or self._undecided:
             self._undecided = False
+            for role, state in self._states.items():
+                state.observe(self._fleet.traffic.demand(role), now)
             usable = None if self._constant else self._nodes.num_usable
             actions += decide(self._states, self.scale, self, self.plan.patience, usable, now)
 

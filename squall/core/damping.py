@@ -18,13 +18,11 @@ from squall.core.types import Nanos, Role
 def decide(
     states: Mapping[Role, RoleState], policy: ScalePolicy, view: ScaleView, patience: Patience, num_slots: int | None, now: Nanos
 ) -> list[Decided]:
-    """Ask the policy, move the targets as fast as patience allows, and say what has changed.
+    """Ask the policy about what was observed, move the targets as fast as patience allows, and say what has changed.
 
     Args:
         num_slots: slots that can be used; None of a policy that is asked only once: it gets what it wants, when there is a place.
     """
-    for state in states.values():
-        state.observe(now)
     answer = policy(view)
     wanted = {role: answer.counts.get(role) if state.manual is None else state.manual for role, state in states.items()}
     counts, whys = bounded(states, wanted)

@@ -46,14 +46,15 @@ class DisaggregatedRouter(HandoffRouter):
             policy, max_queued_requests, max_queued_tokens, max_retries, elastic, max_share, max_ratio, moves, max_model_len
         )
         self.decode_policy = decode_policy
-        self._handoffs = HandoffQueue(index_of(decode_policy), max_share, max_ratio, self._backends)
+        self._handoffs = HandoffQueue(index_of(decode_policy), max_share, max_ratio)
 
     @property
     def num_open(self) -> int:
         return len(self._index.replicas) + len(self._handoffs.index.replicas)
 
     def demand(self, role: Role) -> Demand:
-        return self._handoffs.demand if role is Role.DECODE else self._demand
+        demand = self._handoffs.demand if role is Role.DECODE else self._demand
+        return demand.sum_up(self._backends.values())
 
     def _handle_rarer(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
         if type(event) is RoleChanged:

@@ -23,7 +23,10 @@ HOLDS_WEIGHTS = (Phase.WARMING, Phase.READY, Phase.DRAINING, Phase.IDLE)
 class Traffic(Protocol):
     """The router, as the controller sees it."""
 
-    def demand(self, role: Role, /) -> DemandView: ...
+    def demand(self, role: Role, /) -> DemandView:
+        """What is asked of the replicas of that role, now."""
+        ...
+
     def outstanding(self, replica: ReplicaId, /) -> tuple[int, int]:
         """Unfinished requests of a replica, and their prompt tokens; (0, 0) of one that has none."""
         ...
@@ -200,10 +203,10 @@ class RoleState:
         self.now: Nanos = 0
         self.load_s = None if plan.capacity is None else plan.capacity.load_s  # expected, until one has been seen
 
-    def observe(self, now: Nanos) -> None:
-        """Remember what has arrived, and what there is."""
+    def observe(self, demand: DemandView, now: Nanos) -> None:
+        """See what is asked now; remember what has arrived, and what there is."""
         self.now = now
-        demand = self.demand
+        self.demand = demand
         self._requests.observe(now, demand.num_arrived)
         self._tokens.observe(now, demand.num_arrived_tokens)
         self._unfinished.observe(now, demand.num_queued + demand.num_waiting + demand.num_running)

@@ -96,7 +96,7 @@ RoutePolicy = RankPolicy | ChoosePolicy
 
 
 class DemandView(Protocol):
-    """What is asked of the replicas of one role; the router's own counts, summed over its replicas when one is read.
+    """What is asked of the replicas of one role; the router's own counts, summed up when the controller looks.
 
     Attributes:
         num_queued: requests that no replica of the role has yet (at the router; for DECODE, in the hand-off queue).

@@ -9,7 +9,6 @@ token.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 
 from squall.core.actions import AnyAction, Send
 from squall.core.demand import Demand
@@ -26,7 +25,6 @@ class HandoffQueue:
         index: the replicas that take hand-offs; its policy chooses among those with room.
         max_share: so much of its KV pool may be promised: 1 promises nothing that it does not have, more counts on short outputs.
         max_ratio: one that was promised more than so many times the mean of all, and half of its pool, gets nothing more.
-        backends: all replicas.
         demand: what is asked of the replicas in `index`; one of its own when None.
 
     Attributes:
@@ -39,21 +37,14 @@ class HandoffQueue:
 
     __slots__ = ("_max_ratio", "_max_share", "demand", "heads", "index", "movers", "queue")
 
-    def __init__(
-        self,
-        index: Ranked | Chosen,
-        max_share: float,
-        max_ratio: float,
-        backends: Mapping[ReplicaId, Backend],
-        demand: Demand | None = None,
-    ) -> None:
+    def __init__(self, index: Ranked | Chosen, max_share: float, max_ratio: float, demand: Demand | None = None) -> None:
         self._max_share = max_share
         self._max_ratio = max_ratio
         self.index = index
         self.queue: OrderedDict[RequestId, Entry] = OrderedDict()
         self.movers: dict[RequestId, Entry] = {}
         self.heads: dict[ReplicaId, int] = {}
-        self.demand = Demand(backends, self._oldest_queued_at) if demand is None else demand
+        self.demand = Demand(self._oldest_queued_at) if demand is None else demand
 
     def _oldest_queued_at(self) -> Nanos | None:
         return next(iter(self.queue.values())).queued_at if self.queue else None

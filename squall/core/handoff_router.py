@@ -72,7 +72,7 @@ class HandoffRouter(Router):
         self.max_share = max_share
         self.max_ratio = max_ratio
         self.moves = moves
-        self._handoffs = HandoffQueue(self._index, max_share, max_ratio, self._backends, self._demand)
+        self._handoffs = HandoffQueue(self._index, max_share, max_ratio, self._demand)
         self._moves = Moves()
         self._lost: Backend | None = None  # while what it leaves behind is settled
         self._owed: dict[ReplicaId, set[ReplicaId]] = {}  # who may wait for a word of whom about KV that is of no use any more

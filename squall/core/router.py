@@ -83,7 +83,7 @@ class Router:
         self._backends: dict[ReplicaId, Backend] = {}  # all that are open or have unfinished requests
         self._entries: dict[RequestId, Entry] = {}
         self._queue: OrderedDict[RequestId, Entry] = OrderedDict()
-        self._demand = Demand(self._backends, self._oldest_queued_at)
+        self._demand = Demand(self._oldest_queued_at)
         self._pairs = LiveRoutes(self)
         self._rate = FinishRate()
         self._draining = False
@@ -113,8 +113,8 @@ class Router:
         return len(self._index.replicas)
 
     def demand(self, role: Role) -> Demand:
-        """What is asked of the replicas of that role."""
-        return self._demand if role is Role.BOTH else Demand()
+        """What is asked of the replicas of that role, now."""
+        return self._demand.sum_up(self._backends.values()) if role is Role.BOTH else Demand()
 
     def outstanding(self, replica: ReplicaId) -> tuple[int, int]:
         """Unfinished requests of a replica, and their prompt tokens; (0, 0) of one that has none."""

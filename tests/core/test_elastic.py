@@ -12,6 +12,7 @@ from msgspec import Struct
 from squall.core.actions import AnyAction, Decided, LoadWeights, Reply, Send, StartReplica, StopReplica, WarmReplica
 from squall.core.controller import Controller
 from squall.core.damping import bounded, lowered, within
+from squall.core.demand import Demand
 from squall.core.events import (
     AnyEvent,
     Arrived,
@@ -51,28 +52,14 @@ class Dial(Struct):
         return Wanted({} if self.wanted is None else {BOTH: self.wanted}, "turned")
 
 
-class Asked(Struct):
-    """What is asked of the replicas, in numbers that a test sets by hand."""
-
-    num_queued: int = 0
-    num_queued_tokens: int = 0
-    oldest_queued_at: Nanos | None = None
-    num_waiting: int = 0
-    num_waiting_tokens: int = 0
-    num_running: int = 0
-    num_promised_tokens: int = 0
-    num_arrived: int = 0
-    num_arrived_tokens: int = 0
-
-
 class Counts:
     """What a router would say."""
 
     def __init__(self) -> None:
-        self.both = Asked()
+        self.both = Demand()
         self.requests: dict[ReplicaId, int] = {}
 
-    def demand(self, _role: Role) -> Asked:
+    def demand(self, _role: Role) -> Demand:
         return self.both
 
     def outstanding(self, replica: ReplicaId) -> tuple[int, int]:
@@ -515,7 +502,6 @@ def test_the_fleet_comes_to_what_is_wanted_whatever_happened_on_the_way(moves: l
 )
 def test_what_is_asked_of_the_fleet_is_counted_right_whatever_happens(moves: list[tuple[str, int]]) -> None:
     router = Router(Pull(3), 100, 10**6, 2, elastic=True)
-    demand = router.demand(BOTH)
     waiting: dict[ReplicaId, list[RequestId]] = {}
     running: dict[ReplicaId, list[RequestId]] = {}
     prompts: dict[RequestId, int] = {}
@@ -555,6 +541,7 @@ def test_what_is_asked_of_the_fleet_is_counted_right_whatever_happens(moves: lis
         at_replicas = [id for ids in waiting.values() for id in ids]
         begun = [id for ids in running.values() for id in ids]
         queued = prompts.keys() - set(at_replicas) - set(begun)
+        demand = router.demand(BOTH)
         assert (demand.num_queued, demand.num_waiting, demand.num_running) == (len(queued), len(at_replicas), len(begun))
         assert demand.num_queued_tokens == sum(prompts[id] for id in queued)
         assert demand.num_waiting_tokens == sum(prompts[id] for id in at_replicas)

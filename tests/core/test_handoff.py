@@ -292,16 +292,19 @@ def test_prompts_go_to_prefill_replicas_and_from_there_to_the_decode_replica_tha
 
 def test_a_request_counts_for_one_role_at_a_time() -> None:
     made = router(blocks=10)  # one request of up to 30 tokens each
-    prefills, decodes = made.demand(Role.PREFILL), made.demand(Role.DECODE)
     arrive(made, 0, 1, 2)
+    prefills = made.demand(Role.PREFILL)
     assert (prefills.num_waiting, prefills.num_waiting_tokens, prefills.num_promised_tokens) == (3, 30, 90)
     held(made, P, 0, 2)
     held(made, Q, 1)
+    prefills, decodes = made.demand(Role.PREFILL), made.demand(Role.DECODE)
     assert (prefills.num_waiting, prefills.num_running, prefills.num_promised_tokens) == (0, 0, 0)
     assert (decodes.num_waiting, decodes.num_queued, decodes.num_queued_tokens, decodes.num_promised_tokens) == (2, 1, 10, 90)
     made.handle(Adopted(D, 0), 0)
+    decodes = made.demand(Role.DECODE)
     assert (decodes.num_waiting, decodes.num_running) == (1, 1)
     assert made.handle(Progressed(D, finished=(0,)), 0) == [offer(D, 1, Q)]
+    decodes = made.demand(Role.DECODE)
     assert (decodes.num_queued, decodes.num_promised_tokens) == (0, 60)
 
 
