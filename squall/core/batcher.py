@@ -282,7 +282,7 @@ class Batcher:
         elif steps > 1:
             blocks = pool.num_available - plan.keep
             if self._batch or not decodes:
-                steps = within(group if decodes else None, self._batch, self.block_size, steps, blocks)
+                steps, _ = within(group if decodes else None, self._batch, self.block_size, steps, blocks)
             else:
                 steps = group.steps_within(blocks, steps) or 1
         self._run = run = self._run + 1

@@ -20,12 +20,18 @@ def need(group: DecodeGroup | None, batch: Sequence[tuple[Work, int]], block_siz
     return blocks
 
 
-def within(group: DecodeGroup | None, batch: Sequence[tuple[Work, int]], block_size: int, steps: int, blocks: int) -> int:
-    """The most steps, at least 1 and at most `steps`, that take no more than `blocks`."""
+def within(
+    group: DecodeGroup | None, batch: Sequence[tuple[Work, int]], block_size: int, steps: int, blocks: int
+) -> tuple[int, int]:
+    """The most steps, at least 1 and at most `steps`, that take no more than `blocks`; and how many they take."""
     if not batch:
-        return steps if group is None else group.steps_within(blocks, steps) or 1
-    if need(group, batch, block_size, steps) <= blocks:
-        return steps
+        if group is None:
+            return steps, 0
+        steps = group.steps_within(blocks, steps) or 1
+        return steps, group.blocks(steps)
+    taken = need(group, batch, block_size, steps)
+    if taken <= blocks:
+        return steps, taken
     low, high = 1, max(1, steps)
     while high - low > 1:
         middle = (low + high) // 2
@@ -33,7 +39,7 @@ def within(group: DecodeGroup | None, batch: Sequence[tuple[Work, int]], block_s
             low = middle
         else:
             high = middle
-    return low
+    return low, need(group, batch, block_size, low)
 
 
 def within_cache(
@@ -52,21 +58,20 @@ def within_cache(
         keep: idle blocks that the plan wants to stay.
         looked_at: whose cached blocks the plan rests on, besides those of the batch.
     """
-    free = pool.num_free
-    steps = within(group, batch, block_size, steps, free + min(len(pool.idle) - keep, EVICTED_AT_ONCE))
-    evicted = need(group, batch, block_size, steps) - free
-    if evicted <= 0:
+    idle = len(pool.idle)
+    free = pool.num_available - idle
+    steps, taken = within(group, batch, block_size, steps, free + min(idle - keep, EVICTED_AT_ONCE))
+    if taken <= free:
         return steps, ()
-    evictable = pool.oldest(evicted)
-    if steps > 1 and (works := [*looked_at, *(work for work, _ in batch)]):
-        # The plan rests on these cached blocks: it holds until the first of them is evicted.
-        watched = _watched(set(evictable), works)
-        for i, block in enumerate(evictable if watched else ()):
-            if block in watched:
-                steps = within(group, batch, block_size, steps, free + i)
-                return steps, pool.oldest(max(0, need(group, batch, block_size, steps) - free))
-    return steps, evictable
-
-
-def _watched(evictable: set[BlockHash], works: Sequence[WorkView]) -> set[BlockHash]:
-    return set().union(*(evictable.intersection(work.hashes) for work in works))
+    evicted = pool.oldest(taken - free)
+    if steps > 1 and (batch or looked_at):
+        # The plan rests on the cached blocks of these: it holds until the first of them is evicted.
+        victims = set(evicted)
+        watched: set[BlockHash] = set()
+        for work in (*looked_at, *(work for work, _ in batch)):
+            watched.update(victims.intersection(work.hashes))
+        if watched:
+            first = next(i for i, block in enumerate(evicted) if block in watched)
+            steps, taken = within(group, batch, block_size, steps, free + first)
+            return steps, pool.oldest(max(0, taken - free))
+    return steps, evicted
