@@ -14,7 +14,8 @@ from typing import Final
 from squall.core.types import BlockHash, Request
 
 EVICTED_AT_ONCE: Final = 64
-"""A run is bounded so that it evicts no more blocks than this (or one step's), since it must name them beforehand."""
+"""A run of decodes alone is bounded so that it evicts no more blocks than this (or one step's): it must name them beforehand, and
+most end long before. With a prompt's chunks it has a length of its own."""
 
 
 def blocks_of(tokens: int, block_size: int) -> int:

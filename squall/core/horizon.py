@@ -60,7 +60,10 @@ def within_cache(
     """
     idle = len(pool.idle)
     free = pool.num_available - idle
-    steps, taken = within(group, batch, block_size, steps, free + min(idle - keep, EVICTED_AT_ONCE))
+    most = idle - keep
+    if most > EVICTED_AT_ONCE and not batch:
+        most = EVICTED_AT_ONCE
+    steps, taken = within(group, batch, block_size, steps, free + most)
     if taken <= free:
         return steps, ()
     evicted = pool.oldest(taken - free)

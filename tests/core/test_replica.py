@@ -194,6 +194,18 @@ def test_a_run_names_the_blocks_that_it_may_evict_and_goes_no_further() -> None:
     assert done(machine, 3, 6) == [RunSteps(4, 8, 1, 22, (), (12, 11))]
 
 
+def test_the_pieces_of_a_long_prompt_are_one_run_however_much_they_evict() -> None:
+    machine = replica(num_blocks=100)
+    hashes = tuple(range(1, 100))
+    begin(machine, request(0, 397, 4, hashes=hashes))
+    done(machine, 1)
+    done(machine, 2, 5)
+    done(machine, 3, 1, 0)
+    assert begin(machine, request(1, 397, 4)) == [RunSteps(4, 1, 0, 0, (Chunk(1, 0, 64, 0, last=False),), hashes[:83:-1])]
+    assert done(machine, 4) == [RunSteps(5, 5, 0, 0, (Chunk(1, 64, 64, 0, last=False),), hashes[83:3:-1])]
+    assert done(machine, 5, 5) == [RunSteps(6, 1, 0, 0, (Chunk(1, 384, 13, 0, last=True),), hashes[3::-1])]
+
+
 def test_a_prompt_that_is_admitted_may_evict_too() -> None:
     machine = replica(num_blocks=8)
     begin(machine, request(0, 17, 4, hashes=(11, 12, 13, 14)))
