@@ -117,6 +117,7 @@ class Loader:
         self._live: set[ReplicaId] = set()  # whose single layers matter: they work while they load
         self._held: Nanos = 0
         self._ready: deque[AnyEvent] = deque()
+        self._loaded: set[ReplicaId] = set()  # whose weights are said to be there in `_ready`
         self._arrived: list[Arrived] = []  # that a neighbour has been told of
         self._asked: set[Nanos] = set()  # when the network or the breaker is looked at
 
@@ -178,6 +179,8 @@ class Loader:
             self.push(now)
         if type(event) is ReplicaStopped:
             self._end_hold(event.replica, now)
+        elif type(event) is WeightsLoaded:
+            self._loaded.discard(event.replica)
         self._ask(now)
         return event
 
@@ -190,6 +193,7 @@ class Loader:
         self._let_go(replica, now)
         self._end_hold(replica, now)
         self._ready = deque(event for event in self._ready if getattr(event, "replica", None) != replica)
+        self._loaded.discard(replica)
         self.lost(replica, now)
         self.tell(ReplicaLost(replica, why), now)
 
@@ -212,7 +216,7 @@ class Loader:
     # -- inside
 
     def _load(self, replica: ReplicaId, transfer: Transfer, now: Nanos) -> None:
-        if any(type(event) is WeightsLoaded and event.replica == replica for event in self._ready):
+        if replica in self._loaded:
             return  # another source is named at the very instant at which all is there, and its word is on its way
         loaded = WeightsLoaded(replica, *self._pools[replica])
         if replica in self._there:
@@ -257,12 +261,15 @@ class Loader:
                 replica, layer = found.replica, found.layer
                 if layer is None:
                     self._ready.append(WeightsLoaded(replica, *self._pools[replica]))
+                    self._loaded.add(replica)
                 else:
                     self._ready.append(LayerArrived(replica, layer))
         while timers and timers[0][0] <= now:
             _, _, replica, life, event = heappop(timers)
             if self._lives.get(replica, 0) == life:
                 self._ready.append(event)
+                if type(event) is WeightsLoaded:
+                    self._loaded.add(replica)
 
     def _advance(self, network: Network, now: Nanos) -> list[Arrived]:
         """What has arrived, whosever it is: the network says it once, to whom asks first."""
