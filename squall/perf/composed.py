@@ -7,6 +7,7 @@ on a grid of sizes and contexts; where a source dips, the price stays. A step th
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from math import hypot
 
 from msgspec import Struct
@@ -115,7 +116,7 @@ class Composed:
             curves = [StageCurves([stage], ask, self.terms, longest, not layout.overlap_send, index == 0)
                       for index, stage in enumerate(self._cut)]  # fmt: skip
             attention = [list(own.attention.items()) for own in curves]  # in order: sums are to be equal to the last bit
-            alike = [index > 0 and own == attention[index - 1] for index, own in enumerate(attention)]
+            alike = [own == before for before, own in pairwise(attention)]
             prices = [CurvePrices(self.source, own) for own in curves]
             self.stages = PipelinePrices(prices, alike, self._sending if layout.overlap_send else None).stages
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from math import isqrt
 from typing import Protocol
 
+from squall.core.actions import Chunk
 from squall.core.types import Nanos
 from squall.perf.latency import UNITS_PER_NANO, BatchShape, Progression, only_stage
 from squall.perf.worked_out import WorkedOut
@@ -206,6 +207,34 @@ class CurvePrices:
             price = growth = 0
         if steps > 1:
             return self._advance(decodes, chunks[0].num_tokens, chunks[0].offset, steps, price, growth)
+        tokens, last, attention = self._prefill(chunks)
+        price += attention
+        if self._beside is not None:
+            return [Progression(1, price + self._beside(decodes, tokens, last), 0)]
+        return [Progression(1, price + self.tokens[decodes + tokens] + self.logits[decodes + last], 0)]
+
+    def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
+        """See `LatencyModel.stages`."""
+        return only_stage(self.run(shape, 1))
+
+    def step(self, shape: BatchShape) -> tuple[int, int, int]:
+        """Of one step: its tokens, how many of them the head sees, and units of attention."""
+        tokens = rows = decodes = shape.num_decodes
+        attention = 0
+        if decodes:
+            context = shape.decode_context
+            begin, end, base, growth, _ = self._recent[decodes]
+            if not begin <= context < end:
+                _, _, base, growth, _ = self._stretch(decodes, context)
+            attention = (base + growth * context) // decodes
+        chunks = shape.chunks
+        if not chunks:
+            return tokens, rows, attention
+        prefilled, last, prefill = self._prefill(chunks)
+        return tokens + prefilled, rows + last, attention + prefill
+
+    def _prefill(self, chunks: Sequence[Chunk]) -> tuple[int, int, int]:
+        """Of a step's chunks: their tokens, how many are the last ones of their prompts, and units of attention."""
         most = 0
         if len(chunks) == 1:
             chunk = chunks[0]
@@ -238,14 +267,7 @@ class CurvePrices:
                     break
         else:
             attention = self._prompt[length]
-        price += attention if attention > most else most
-        if self._beside is not None:
-            return [Progression(1, price + self._beside(decodes, tokens, last), 0)]
-        return [Progression(1, price + self.tokens[decodes + tokens] + self.logits[decodes + last], 0)]
-
-    def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
-        """See `LatencyModel.stages`."""
-        return only_stage(self.run(shape, 1))
+        return tokens, last, attention if attention > most else most
 
     def _advance(self, decodes: int, length: int, offset: int, steps: int, price: int, growth: int) -> list[Progression]:
         """Several steps with a chunk whose offset advances by its length. Attention of decodes costs `price` in the first of them
@@ -307,34 +329,29 @@ class PipelinePrices:
 
     Args:
         stages: prices of each, the first stage first.
-        alike: of each whether its attention costs what that of the stage before it does.
+        alike: of each but the first whether its attention costs what that of the stage before it does.
         sending: how long handing on so many tokens takes, which hides behind the work of every stage but the last; None where
             the stages' prices have it.
     """
 
     def __init__(self, stages: Sequence[CurvePrices], alike: Sequence[bool], sending: Callable[[int], Nanos] | None) -> None:
-        attention = [None if same else prices for prices, same in zip(stages, alike, strict=True)]
+        self._first = stages[0]
+        others = [None, *(None if same else prices for prices, same in zip(stages[1:], alike, strict=True))]
         self._parts: dict[int, dict[int, list[tuple[CurvePrices | None, int]]]] = WorkedOut(
             lambda tokens: WorkedOut(
-                lambda rows: [(new, own.tokens[tokens] + own.logits[rows]) for new, own in zip(attention, stages, strict=True)]
+                lambda rows: [(new, own.tokens[tokens] + own.logits[rows]) for new, own in zip(others, stages, strict=True)]
             )
         )
-        """By tokens and rows, of each stage: whose prices have its attention, None where it costs what that of the stage before
-        does; and units beside it."""
+        """By tokens and rows, of each stage: whose attention is another than that of the stage before, and units beside it."""
         self._sending: dict[int, Nanos] | None = None if sending is None else WorkedOut(sending)
 
     def stages(self, shape: BatchShape) -> tuple[Nanos, ...]:
         """See `LatencyModel.stages`."""
-        tokens = rows = shape.num_decodes
-        for chunk in shape.chunks:
-            tokens += chunk.num_tokens
-            if chunk.last:
-                rows += 1
-        attention = 0
+        tokens, rows, attention = self._first.step(shape)
         busy: list[Nanos] = []
         for prices, beside in self._parts[tokens][rows]:
             if prices is not None:
-                attention = prices.run(shape, 1)[0].first - beside
+                _, _, attention = prices.step(shape)
             busy.append((attention + beside) // UNITS_PER_NANO)
         if self._sending is not None:
             sending = self._sending[tokens]
