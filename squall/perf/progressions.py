@@ -23,11 +23,11 @@ def total(progression: Progression, count: int) -> Nanos:
     """How long the first `count` steps last together: exactly the sum of the single, rounded steps."""
     first = progression.first
     increment = progression.increment
-    if not increment:
-        return count * (first >> 4)
+    exact = count * first + increment * (count * (count - 1) >> 1)
     lost = _LOST[first & 15][increment & 15]
-    exact = count * first + increment * (count * (count - 1) >> 1) - lost[count & 15]
-    return (exact if count < UNITS_PER_NANO else exact - (count >> 4) * lost[UNITS_PER_NANO]) >> 4
+    if count <= UNITS_PER_NANO:
+        return (exact - lost[count]) >> 4
+    return (exact - lost[count & 15] - (count >> 4) * lost[UNITS_PER_NANO]) >> 4
 
 
 def steps_until(progression: Progression, elapsed: Nanos) -> tuple[int, Nanos]:
