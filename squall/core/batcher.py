@@ -10,13 +10,14 @@ it took (evicting from the prefix cache), what its decodes leave behind, what it
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
 
 from squall.core.actions import Chunk, RunSteps
 from squall.core.blocks import BlockPool
-from squall.core.decodes import NEVER, Work, arrival
+from squall.core.decodes import Work, arrival
 from squall.core.events import StepsDone
 from squall.core.groups import Groups
-from squall.core.horizon import need, within, within_cache
+from squall.core.horizon import Piece, within, within_cache
 from squall.core.types import BlockHash, ReplicaId, RequestId, RunId
 from squall.core.views import BatchingPolicy, Plan, WorkView
 
@@ -38,13 +39,14 @@ class Batcher:
         waiting, prefilling: the other requests.
         num_preemptions: so far.
         num_prefix_queries, num_prefix_hits: tokens looked up in the prefix cache at admission, and those found there.
+        hands_off: whoever has its first token decodes elsewhere.
     """
 
     __slots__ = (
-        "_answer", "_batch", "_busy", "_cancelled", "_group", "_groups", "_grown", "_looked_at", "_open", "_run", "_running",
-        "_taken", "block_size", "decodes", "free_blocks", "id", "num_blocks", "num_decodes", "num_preemptions",
-        "num_prefix_hits", "num_prefix_queries", "num_stages", "policy", "pool", "preempted", "prefilling", "steps_since_mark",
-        "waiting",
+        "_answer", "_batch", "_busy", "_cancelled", "_chunks", "_group", "_groups", "_looked_at", "_open", "_run", "_running",
+        "_taken", "block_size", "decode_blocks", "decodes", "free_blocks", "hands_off", "id", "num_blocks", "num_decodes",
+        "num_preemptions", "num_prefix_hits", "num_prefix_queries", "num_stages", "policy", "pool", "preempted", "prefilling",
+        "steps_since_mark", "waiting",
     )  # fmt: skip
 
     def __init__(self, id: ReplicaId, policy: BatchingPolicy, num_blocks: int, block_size: int) -> None:
@@ -64,16 +66,18 @@ class Batcher:
         self.num_prefix_queries = 0
         self.num_prefix_hits = 0
         self.steps_since_mark = 0
-        self.preempted = False  # these three are the policy's view, brought up to date before it is asked
+        self.preempted = False  # these four are the policy's view, brought up to date before it is asked
         self.free_blocks = num_blocks
         self.num_decodes = 0
+        self.decode_blocks = 0
+        self.hands_off = False
         self._run: RunId = 0
         self._busy = False
         self._open = False  # an arrival cuts the run
         self._group = self.decodes  # of the run; `num_decodes` of it advance: all or none
-        self._batch: list[tuple[Work, int]] = []  # the run's chunks: whose, and tokens a step
+        self._batch: list[Piece] = []  # the run's chunks
+        self._chunks: list[Chunk] = []  # the same for the engine, until it is told
         self._taken = 0  # blocks that these take in the first step
-        self._grown = 0  # and those that the run's decodes take in it
         self._cancelled: list[RequestId] = []  # in a run, to be dropped at its end
         self._looked_at: dict[WorkView, int] = {}  # whose cached blocks the policy asked for, and how many are held
 
@@ -90,11 +94,6 @@ class Batcher:
         """Blocks that requests hold."""
         return self.num_blocks - self.pool.num_available
 
-    @property
-    def decode_blocks(self) -> int:
-        """See BatchingView."""
-        return self.pool.num_available - self.free_blocks
-
     def growth(self, run: RunId) -> list[int]:
         """Blocks that the decodes of a run in progress take at each of its next `block_size` steps, over and over."""
         if run != self._run:
@@ -110,24 +109,19 @@ class Batcher:
         steps = event.steps
         stopped = event.stopped
         batch = self._batch
-        taken = 0
+        taken = self._taken if steps == 1 or not batch else self._lengthen(steps)
         if self.num_decodes:
-            taken = self._group.advance(steps)
+            group = self._group
+            taken += self.decode_blocks if steps == 1 else group.blocks(steps)
+            group.step += steps
             self.steps_since_mark += steps
-        if batch:
-            taken += self._taken if steps == 1 else need(None, batch, self.block_size, steps)
         if taken:
             self.pool.take(taken)
         for request in stopped:
             work = self._running[request]
-            if work.joined != NEVER:
+            if work.group is not None:
                 self._drop(work)
-        first: list[RequestId] = []
-        if batch:
-            for work, tokens in batch:
-                self._prefill(work, tokens * steps, stopped, first)
-            batch.clear()
-            first.sort()
+        first = self._prefill(batch, stopped) if batch else []
         if self._group is not self.decodes:
             self.decodes = self._group = self._groups.unite(self.decodes, self._group)
         if self._cancelled:
@@ -143,42 +137,62 @@ class Batcher:
             self._drop(self._running[request])
         return gone
 
-    def _prefill(self, work: Work, tokens: int, stopped: Sequence[RequestId], first: list[RequestId]) -> None:
-        """`work` computed so many tokens; where that is the last of its prefill it produced one."""
-        done = work.computed + tokens
-        size = self.block_size
-        blocks = -(-done // size)
-        work.blocks = blocks if blocks > work.reserved else work.reserved
-        if work.hashes:
-            work.shared += self.pool.share(work.hashes[work.computed // size : done // size])
-        work.computed = done
-        if done < work.target:
-            return
-        request = work.request.id
-        if work.generated == work.request.num_output_tokens:
-            first.append(request)
-        work.generated += 1
-        if request in stopped:
-            self._drop(work)
-            return
-        self.prefilling.remove(work)
-        self._decode(work)
+    def _lengthen(self, steps: int) -> int:
+        """What each chunk computed in several steps. Returns the blocks that they took."""
+        taken = 0
+        for i, (work, tokens, _) in enumerate(self._batch):
+            blocks = work.new_blocks(tokens * steps, self.block_size)
+            self._batch[i] = work, tokens * steps, work.blocks + blocks
+            taken += blocks
+        return taken
+
+    def _prefill(self, batch: list[Piece], stopped: Sequence[RequestId]) -> list[RequestId]:
+        """The chunks are done; where one was the last of its prefill it produced a token. Returns whose first one that was."""
+        first: list[RequestId] = []
+        for work, tokens, blocks in batch:
+            computed = work.computed
+            work.computed = done = computed + tokens
+            work.blocks = blocks
+            if work.hashes:
+                size = self.block_size
+                work.shared += self.pool.share(work.hashes[computed // size : done // size])
+            if done < work.target:
+                continue
+            request = work.request
+            if work.generated == request.num_output_tokens:
+                first.append(request.id)
+            work.generated += 1
+            if request.id in stopped:
+                self._drop(work)
+                continue
+            self.prefilling.remove(work)
+            if self.hands_off:
+                self._decode(work)
+            else:
+                self._group.join(work)
+        batch.clear()
+        first.sort()
+        return first
 
     def _decode(self, work: Work) -> None:
-        """It has its first token."""
+        """It has its first token, where not everybody decodes here."""
         self._group.join(work)
 
     def _drop(self, work: Work) -> None:
         """It leaves the batch and its blocks become free or idle."""
         del self._running[work.request.id]
-        if work.group is None:
+        group = work.group
+        if group is None:
             self.prefilling.remove(work)
         else:
-            done = work.target + work.group.leave(work)
+            tokens = group.leave(work)
             if work.hashes and len(work.hashes) > (first := work.computed // self.block_size):
                 # they go on beyond the prompt only where the driver knows what is generated
-                work.shared += self.pool.share(work.hashes[first : done // self.block_size])
-        self.pool.release(work.blocks, work.shared)
+                work.shared += self.pool.share(work.hashes[first : tokens // self.block_size])
+        if work.shared:
+            self.pool.release(work.blocks, work.shared)
+        else:
+            self.pool.num_available += work.blocks
 
     # -- the start of a run
 
@@ -187,21 +201,22 @@ class Batcher:
         self.preempted = False
         while True:
             decodes = self.decodes
-            self._grown = grown = decodes.next_blocks()
-            self.free_blocks = free = self.pool.num_available - grown
             self.num_decodes = size = decodes.size
+            self.decode_blocks = grown = decodes.growth_at[decodes.step % self.block_size]
+            self.free_blocks = free = self.pool.num_available - grown
             if self._looked_at:
                 self._looked_at.clear()
             plan = self._answer(self)
-            if not plan.preempt:
-                if plan.decodes < size:
-                    self.num_decodes = plan.decodes
-                    if not plan.decodes:
-                        free += grown
-                        self._grown = 0
-                self._taken = taken = self._chunk_blocks(plan) if plan.chunks else 0
-                if taken <= free:
-                    return plan
+            self._taken = taken = self._go_on(plan.chunks) if plan.chunks else 0
+            if plan.decodes < size:
+                self.num_decodes = plan.decodes
+                if not plan.decodes:
+                    free += grown
+                    self.decode_blocks = 0
+            if taken <= free and not plan.preempt:
+                return plan
+            self._batch.clear()
+            self._chunks.clear()
             victim = self._victim()
             if victim is None:
                 self.num_decodes = 0
@@ -209,11 +224,20 @@ class Batcher:
             preempted.append(self._preempt(victim))
             self.preempted = True
 
-    def _chunk_blocks(self, plan: Plan) -> int:
-        """Blocks that the next step's pieces of the requests in prefill take."""
+    def _go_on(self, pieces: tuple[int, ...]) -> int:
+        """The next pieces of the requests in prefill, into the batch. Returns the blocks that they take in a step."""
+        size = self.block_size
         taken = 0
-        for work, tokens in zip(self.prefilling, plan.chunks, strict=False):
-            taken += work.new_blocks(tokens, self.block_size)
+        for work, tokens in zip(self.prefilling, pieces, strict=False):
+            if tokens:
+                offset = work.computed
+                done = offset + tokens
+                blocks = held = work.blocks  # all that it has reserved
+                if done > held * size:
+                    blocks = -(-done // size)
+                    taken += blocks - held
+                self._batch.append((work, tokens, blocks))
+                self._chunks.append(Chunk(work.request.id, offset, tokens, 0, done == work.target))
         return taken
 
     def cached(self, work: WorkView) -> tuple[int, int]:
@@ -228,7 +252,7 @@ class Batcher:
         """See BatchingView."""
         step = self.decodes.step
         for work in self._groups.members(self.decodes):
-            context = work.target + 1 + step - work.joined
+            context = work.ahead + step + 1
             yield context, work.request.num_prompt_tokens + work.request.max_output_tokens - 1 - context
 
     def latest_grows(self) -> bool:
@@ -262,22 +286,24 @@ class Batcher:
         decodes = self.num_decodes
         if decodes < self.decodes.size and decodes:  # where none takes part they only pause, and whoever is new joins them
             self.decodes, self._group = self._groups.part(self.decodes, decodes)
-            self._grown = self._group.next_blocks()
+            self.decode_blocks = self._group.next_blocks()
         if plan.mark:
             self.steps_since_mark = 0
         group = self._group
         chunks: tuple[Chunk, ...] = ()
-        if plan.chunks or plan.admit:
-            chunks = self._take(plan)
-            if plan.admit:
-                steps = 1
+        if plan.admit:
+            self._admit(plan)
+            steps = 1
+        if self._chunks:
+            chunks = tuple(self._chunks)
+            self._chunks.clear()
         pool = self.pool
         evictable: tuple[BlockHash, ...] = ()
         if pool.idle:
             if steps > 1:
                 advancing = group if decodes else None
                 steps, evictable = within_cache(pool, advancing, self._batch, self.block_size, steps, plan.keep, self._looked_at)
-            elif (evicted := self._taken + self._grown - pool.num_available + len(pool.idle)) > 0:
+            elif (evicted := self._taken + self.decode_blocks - pool.num_available + len(pool.idle)) > 0:
                 evictable = pool.oldest(evicted)
         elif steps > 1:
             blocks = pool.num_available - plan.keep
@@ -288,44 +314,37 @@ class Batcher:
         self._run = run = self._run + 1
         self._busy = True
         self._open = steps > 1 and plan.open
-        context = group.context if decodes else 0
+        context = group.base + decodes * group.step if decodes else 0
         if group.id or self._groups.moved:
             return RunSteps(run, steps, decodes, context, chunks, evictable, group.id, self._groups.told())
         return RunSteps(run, steps, decodes, context, chunks, evictable)
 
-    def _take(self, plan: Plan) -> tuple[Chunk, ...]:
-        """The plan's prefill, as the run's batch."""
-        chunks: list[Chunk] = []
-        batch = self._batch
+    def _admit(self, plan: Plan) -> None:
+        """Whom the plan admits, into the batch."""
         size = self.block_size
         taken = self._taken
-        for work, tokens in zip(self.prefilling, plan.chunks, strict=False):
-            if tokens:
-                done = work.computed
-                batch.append((work, tokens))
-                chunks.append(Chunk(work.request.id, done, tokens, 0, done + tokens == work.target))
-        if plan.admit:
-            reserve = plan.reserve
-            for i, tokens in enumerate(plan.admit):
-                work = self.waiting.popleft()
-                cached = self._admit(work)
-                if i < len(reserve):
-                    work.reserve(reserve[i], size)
-                batch.append((work, tokens))
-                chunks.append(Chunk(work.request.id, cached, tokens, cached, cached + tokens == work.target, work.reserved))
-                taken += work.new_blocks(tokens, size)
-            self._taken = taken
-            free = self.pool.num_available - self._grown
-            if taken > free:
-                raise ValueError(f"{type(self.policy).__name__} admitted more than the {free} free blocks can hold")
-        return tuple(chunks)
+        for tokens, reserved in zip(plan.admit, chain(plan.reserve, repeat(0)), strict=False):
+            work = self.waiting.popleft()
+            request = work.request.id
+            self._running[request] = work
+            self.prefilling.append(work)
+            cached = self._reuse(work) if work.hashes else 0
+            done = cached + tokens
+            blocks = -(-done // size)
+            if reserved:
+                work.reserve(reserved, size)
+                if blocks < reserved:
+                    blocks = reserved
+            taken += blocks - work.blocks
+            self._batch.append((work, tokens, blocks))
+            self._chunks.append(Chunk(request, cached, tokens, cached, done == work.target, reserved))
+        self._taken = taken
+        free = self.pool.num_available - self.decode_blocks
+        if taken > free:
+            raise ValueError(f"{type(self.policy).__name__} admitted more than the {free} free blocks can hold")
 
-    def _admit(self, work: Work) -> int:
-        """Into the batch; returns how many of its tokens the prefix cache holds, which are its own from now on."""
-        self._running[work.request.id] = work
-        self.prefilling.append(work)
-        if not work.hashes:
-            return 0
+    def _reuse(self, work: Work) -> int:
+        """What the prefix cache holds of it becomes its own. Returns the tokens in that."""
         held = self._looked_at[work] if work in self._looked_at else self.cached(work)[0]
         work.shared = work.hashes[:held]
         self.pool.use(work.shared)

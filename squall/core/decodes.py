@@ -6,12 +6,8 @@ know how long a request decodes, nor whether there are blocks for it.
 
 from __future__ import annotations
 
-from typing import Final
-
-from squall.core.blocks import blocks_of, most_blocks
+from squall.core.blocks import most_blocks
 from squall.core.types import BlockHash, Nanos, Request, RequestId
-
-NEVER: Final = -1
 
 
 class Work:
@@ -27,12 +23,12 @@ class Work:
         complete: `reserved` is all that it may come to need.
         shared: the hashes among its blocks that are cached and counted as used by it.
         group: with which it decodes, or None.
-        joined: the group's step at which it began to decode there, or NEVER.
+        ahead: tokens in the KV cache less steps of that group, the same all the while it decodes there.
         started: the engine has worked on it, though it waits.
     """
 
     __slots__ = (
-        "blocks", "complete", "computed", "generated", "group", "hashes", "joined", "request", "reserved", "shared",
+        "ahead", "blocks", "complete", "computed", "generated", "group", "hashes", "request", "reserved", "shared",
         "started", "target",
     )  # fmt: skip
 
@@ -49,7 +45,7 @@ class Work:
         self.complete = False
         self.shared: tuple[BlockHash, ...] = ()
         self.group: DecodeGroup | None = None
-        self.joined = NEVER
+        self.ahead = 0
         self.started = False
 
     def new_blocks(self, tokens: int, block_size: int) -> int:
@@ -61,13 +57,14 @@ class Work:
 
     def reserve(self, blocks: int, block_size: int) -> None:
         """It will hold so many blocks from its first step on. Raises ValueError for more than its prompt and less than all."""
-        most = most_blocks(self.request, block_size)
+        request = self.request
+        room = blocks * block_size
         self.reserved = blocks
-        self.complete = blocks >= most
-        if not self.complete and blocks > blocks_of(self.target, block_size):
+        self.complete = room >= request.num_prompt_tokens + request.max_output_tokens - 1
+        if room - block_size >= self.target and not self.complete:
             raise ValueError(
-                f"the policy reserves {blocks} blocks for request {self.request.id}: more than its prompt fills and fewer than "
-                f"the {most} that it may come to need"
+                f"the policy reserves {blocks} blocks for request {request.id}: more than its prompt fills and fewer than "
+                f"the {most_blocks(request, block_size)} that it may come to need"
             )
 
 
@@ -81,98 +78,87 @@ class DecodeGroup:
     Attributes:
         id: which of a replica's groups it is.
         size: requests in the group.
-        context: tokens that they attend to in the next step, their own new ones included.
         step: steps done since the beginning.
+        base: tokens that they attend to in the next step, their own new ones included, but for the `size * step` that the steps
+            have added: so a step changes nothing but `step`.
+        growth_at: blocks that a step takes, by the step modulo the block size.
     """
 
-    __slots__ = ("_block_size", "_complete", "_growth", "context", "id", "size", "step")
+    __slots__ = ("_block_size", "_growing", "base", "growth_at", "id", "size", "step")
 
     def __init__(self, block_size: int, id: int = 0) -> None:
         self.id = id
         self.size = 0
-        self.context = 0
         self.step = 0
+        self.base = 0
+        self.growth_at = [0] * block_size
         self._block_size = block_size
-        self._complete = 0  # members that take no blocks any more
-        self._growth = [0] * block_size  # blocks taken at a step, by the step modulo the block size
+        self._growing = 0  # members that take blocks
 
     def join(self, work: Work) -> None:
-        step = self.step
-        work.joined = step
         work.group = self
+        work.ahead = ahead = work.target - self.step
         self.size += 1
-        self.context += work.target + 1
-        if work.complete:
-            self._complete += 1
-        else:
-            self._growth[(step - work.target) % self._block_size] += 1
+        self.base += ahead + 1
+        if not work.complete:
+            self._growing += 1
+            self.growth_at[-ahead % self._block_size] += 1
 
     def leave(self, work: Work) -> int:
-        """Take it out and bring its `generated` and `blocks` up to date; returns the steps that it did here."""
-        joined, target = work.joined, work.target
-        done = self.step - joined
+        """Take it out and bring its `generated` and `blocks` up to date; returns the tokens that it has in the KV cache."""
+        ahead = work.ahead
+        tokens = ahead + self.step
         self.size -= 1
-        self.context -= target + done + 1
-        if work.complete:
-            self._complete -= 1
-        else:
+        self.base -= ahead + 1
+        if not work.complete:
             size = self._block_size
-            self._growth[(joined - target) % size] -= 1
-            work.blocks = -(-(target + done) // size)
-        work.generated += done
-        work.joined = NEVER
+            self._growing -= 1
+            self.growth_at[-ahead % size] -= 1
+            work.blocks = -(-tokens // size)
+        work.generated += tokens - work.target
         work.group = None
-        return done
+        return tokens
 
     def give(self, work: Work, to: DecodeGroup) -> None:
         """Let it decode with another group from now on."""
-        work.target += self.leave(work)
+        work.target = self.leave(work)
         to.join(work)
 
     def grows(self, work: Work) -> bool:
         """Whether a member takes a block at the next step."""
-        return not work.complete and (work.target + self.step - work.joined) % self._block_size == 0
-
-    def advance(self, steps: int) -> int:
-        """Do so many steps; returns the blocks that they took."""
-        at = self.step % self._block_size
-        self.context += self.size * steps
-        self.step += steps
-        return self._growth[at] if steps == 1 else self._blocks(at, steps)
+        return not work.complete and (work.ahead + self.step) % self._block_size == 0
 
     def next_blocks(self) -> int:
         """Blocks that the next step takes."""
-        return self._growth[self.step % self._block_size]
+        return self.growth_at[self.step % self._block_size]
 
     def blocks(self, steps: int) -> int:
         """Blocks that the next `steps` steps take."""
-        return self._blocks(self.step % self._block_size, steps)
-
-    def _blocks(self, at: int, steps: int) -> int:
-        """As `blocks`, from the step `at` modulo the block size on."""
-        growth = self._growth
+        growth = self.growth_at
         size = self._block_size
-        if at + steps <= size:
-            return sum(growth[at : at + steps])
+        at = self.step % size
+        to = at + steps
+        if to <= size:
+            return sum(growth[at:to])
         cycles, rest = divmod(steps, size)
         to = at + rest
         taken = sum(growth[at:to]) if to <= size else sum(growth[at:]) + sum(growth[: to - size])
-        return taken + cycles * (self.size - self._complete)
+        return taken + cycles * self._growing
 
     def growth(self) -> list[int]:
         """Blocks that each of the next `block_size` steps takes; those after them take the same again."""
         at = self.step % self._block_size
-        return self._growth[at:] + self._growth[:at]
+        return self.growth_at[at:] + self.growth_at[:at]
 
     def steps_within(self, blocks: int, most: int) -> int:
         """Steps that take no more than `blocks` blocks: up to `most`, or a multiple of the block size where that is many."""
-        growing = self.size - self._complete
+        growing = self._growing
         if not growing:
             return most
         if blocks >= growing:
             many = blocks // growing * self._block_size
             return many if many < most else most
-        growth = self._growth
+        growth = self.growth_at
         at = self.step
         for steps in range(most):
             blocks -= growth[(at + steps) % self._block_size]

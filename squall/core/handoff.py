@@ -245,7 +245,7 @@ class Handoffs:
         for request in list(self._moving):
             work = self._running.get(request)
             if work is not None and work.group is owner.decodes:
-                work.target += work.group.leave(work)
+                work.target = work.group.leave(work)
                 self.hold(work)
             elif owner.give_up(request):
                 returned.append(request)

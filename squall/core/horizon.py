@@ -1,7 +1,7 @@
 """How many steps a run may have: as many as its plan asks for, but no more than there are blocks for, and than the plan holds.
 
 Knows what a run's decodes and chunks take, step by step. Knows no policy and no queue. `group` is the decodes that take part,
-None where they pause; `batch` the run's chunks: whose, and tokens a step.
+None where they pause; `batch` the run's chunks.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,18 +11,19 @@ from squall.core.decodes import DecodeGroup, Work
 from squall.core.types import BlockHash
 from squall.core.views import WorkView
 
+Piece = tuple[Work, int, int]
+"""Of a prompt: whose, its tokens in each step of a run, and the blocks that the request holds after the first."""
 
-def need(group: DecodeGroup | None, batch: Sequence[tuple[Work, int]], block_size: int, steps: int) -> int:
+
+def need(group: DecodeGroup | None, batch: Sequence[Piece], block_size: int, steps: int) -> int:
     """Blocks that the run takes in `steps` steps."""
     blocks = 0 if group is None else group.blocks(steps)
-    for work, tokens in batch:
+    for work, tokens, _ in batch:
         blocks += work.new_blocks(tokens * steps, block_size)
     return blocks
 
 
-def within(
-    group: DecodeGroup | None, batch: Sequence[tuple[Work, int]], block_size: int, steps: int, blocks: int
-) -> tuple[int, int]:
+def within(group: DecodeGroup | None, batch: Sequence[Piece], block_size: int, steps: int, blocks: int) -> tuple[int, int]:
     """The most steps, at least 1 and at most `steps`, that take no more than `blocks`; and how many they take."""
     if not batch:
         if group is None:
@@ -45,7 +46,7 @@ def within(
 def within_cache(
     pool: BlockPool,
     group: DecodeGroup | None,
-    batch: Sequence[tuple[Work, int]],
+    batch: Sequence[Piece],
     block_size: int,
     steps: int,
     keep: int,
@@ -71,7 +72,7 @@ def within_cache(
         # The plan rests on the cached blocks of these: it holds until the first of them is evicted.
         victims = set(evicted)
         watched: set[BlockHash] = set()
-        for work in (*looked_at, *(work for work, _ in batch)):
+        for work in (*looked_at, *(work for work, _, _ in batch)):
             watched.update(victims.intersection(work.hashes))
         if watched:
             first = next(i for i, block in enumerate(evicted) if block in watched)

@@ -11,6 +11,7 @@ from squall.core.actions import AnyAction, RunSteps
 from squall.core.batcher import Ended
 from squall.core.decodes import DecodeGroup, Work
 from squall.core.events import StepsDone
+from squall.core.horizon import Piece
 from squall.core.replica import Replica
 from squall.core.swap import SwappingReplica, host_blocks_of
 from squall.core.types import ReplicaId, RequestId, RunId
@@ -22,18 +23,15 @@ class Flight:
 
     Attributes:
         group, num_decodes: which decodes advance.
-        batch, batch_taken: whose prefill it works on, and the KV blocks that this takes.
-        taken: KV blocks set aside for it.
+        batch: the prefills that it works on.
     """
 
-    __slots__ = ("batch", "batch_taken", "group", "num_decodes", "taken")
+    __slots__ = ("batch", "group", "num_decodes")
 
-    def __init__(self, group: DecodeGroup, num_decodes: int, batch: list[tuple[Work, int]], batch_taken: int, taken: int) -> None:
+    def __init__(self, group: DecodeGroup, num_decodes: int, batch: list[Piece]) -> None:
         self.group = group
         self.num_decodes = num_decodes
         self.batch = batch
-        self.batch_taken = batch_taken
-        self.taken = taken
 
 
 class PipelinedReplica(Replica):
@@ -66,9 +64,9 @@ class PipelinedReplica(Replica):
         self._busy = True
         self._group = flight.group
         self.num_decodes = flight.num_decodes
-        self._batch, self._taken = flight.batch, flight.batch_taken
-        self.pool.num_available += flight.taken  # from here on they are taken like those of any run
-        for work, _ in flight.batch:
+        self._batch = flight.batch
+        self._taken = self.decode_blocks = 0  # its blocks were taken when it began
+        for work, _, _ in flight.batch:
             self.prefilling.append(work)
         return Replica._end_run(self, event)
 
@@ -98,15 +96,15 @@ class PipelinedReplica(Replica):
             self.decodes, self._group = self._groups.empty(), self.decodes
         elif not self.num_decodes:
             self._group = self._groups.empty()
-        self._batch = []
         action = Replica._launch(self, plan, 1)
         self._num_runs = self._run
-        taken = self._taken + self._grown
+        taken = self._taken + self.decode_blocks
         if taken:
             self.pool.take(taken)
-        for work, _ in self._batch:
+        for work, _, _ in self._batch:
             self.prefilling.remove(work)
-        self._flights[self._run] = Flight(self._group, self.num_decodes, self._batch, self._taken, taken)
+        self._flights[self._run] = Flight(self._group, self.num_decodes, self._batch)
+        self._batch = []
         self._busy = len(self._flights) >= self.num_stages
         return action
 
@@ -119,7 +117,7 @@ class PipelinedReplica(Replica):
     def _flying(self) -> set[RequestId]:
         """Whom the runs in progress work on."""
         groups = {flight.group.id for flight in self._flights.values() if flight.num_decodes}
-        chunks = {work.request.id for flight in self._flights.values() for work, _ in flight.batch}
+        chunks = {work.request.id for flight in self._flights.values() for work, _, _ in flight.batch}
         return chunks | {id for id, work in self._running.items() if work.group is not None and work.group.id in groups}
 
 

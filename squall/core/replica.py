@@ -51,7 +51,11 @@ class Replica(Batcher):
         if live is not None and (answer := live.handle(event, now)) is not None:
             return answer
         if type(event) is Submitted:
-            return self._submit(event.request, now)
+            self.enqueue(event.request)
+            if self._busy:
+                return self._cut() if self._open else []
+            self.wake_at = now
+            return []
         if type(event) is Woke:
             self.wake_at = None
             if self._busy:
@@ -65,13 +69,6 @@ class Replica(Batcher):
     def _hear_of_pair(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
         """About a pair, while there is none."""
         return self._pair(event, now) if type(event) is LivePaired else answer_late(event)
-
-    def _submit(self, request: Request, now: Nanos) -> list[AnyAction]:
-        self.enqueue(request)
-        if self._busy:
-            return self._cut() if self._open else []
-        self.wake_at = now
-        return []
 
     def enqueue(self, request: Request) -> None:
         """Into the queue. Raises ValueError for one that can never fit."""
@@ -107,6 +104,7 @@ class Replica(Batcher):
             self.handoffs = Handoffs(self.id, self.pool, self._running, self.block_size, seats_of(self.policy))
         before = self.handoffs.stirred
         actions = self.handoffs.handle(event)
+        self.hands_off = self.handoffs.holds
         if actions is None:
             raise TypeError(f"replica {self.id} cannot handle {type(event).__name__}")
         return actions if before or not self.handoffs.stirred else actions + self.nudge(now)
@@ -183,10 +181,10 @@ class Replica(Batcher):
         return bool(self.waiting) and self.waiting[0].generated > self.waiting[0].request.num_output_tokens
 
     def _decode(self, work: Work) -> None:
-        if self.handoffs is not None and self.handoffs.holds and work.request.id not in self._cancelled:
-            self.handoffs.hold(work)
-        else:
+        if self.handoffs is None or work.request.id in self._cancelled:
             self._group.join(work)
+        else:
+            self.handoffs.hold(work)
 
     # -- what hand-offs and pairs ask of it
 
@@ -199,11 +197,6 @@ class Replica(Batcher):
     def works_in_pair(self) -> bool:
         """See `handoff.Owner`."""
         return self.live is not None
-
-    @property
-    def hands_off(self) -> bool:
-        """Whoever has its first token decodes elsewhere."""
-        return self.handoffs is not None and self.handoffs.holds
 
     def _pair(self, event: LivePaired, now: Nanos) -> list[AnyAction]:
         if event.target == self.id:

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squall.core.decodes import NEVER, DecodeGroup, Work
+from squall.core.decodes import DecodeGroup, Work
 from squall.core.types import FOREVER, Request
 
 
@@ -10,30 +10,42 @@ def work(id: int, target: int, size: int = 4) -> Work:
     return Work(request, (), target, generated=1, computed=target, blocks=-(-target // size))
 
 
+def advance(group: DecodeGroup, steps: int) -> int:
+    """Do so many steps; returns the blocks that they take."""
+    taken = group.blocks(steps)
+    group.step += steps
+    return taken
+
+
+def context(group: DecodeGroup) -> int:
+    """Tokens that all attend to in the next step."""
+    return group.base + group.size * group.step
+
+
 def test_a_request_attends_to_its_prompt_and_its_own_new_token() -> None:
     group = DecodeGroup(block_size=4)
     group.join(work(0, target=6))
-    assert (group.size, group.context) == (1, 7)
-    group.advance(3)
-    assert group.context == 10
+    assert (group.size, context(group)) == (1, 7)
+    advance(group, 3)
+    assert context(group) == 10
 
 
 def test_a_full_last_block_makes_the_first_step_take_a_new_one() -> None:
     group = DecodeGroup(block_size=4)
     group.join(work(0, target=8))
     assert group.next_blocks() == 1
-    assert group.advance(1) == 1
-    assert [group.advance(1) for _ in range(5)] == [0, 0, 0, 1, 0]
+    assert advance(group, 1) == 1
+    assert [advance(group, 1) for _ in range(5)] == [0, 0, 0, 1, 0]
 
 
 def test_who_leaves_knows_what_it_generated_and_holds() -> None:
     group = DecodeGroup(block_size=4)
     first = work(0, target=6)
     group.join(first)
-    group.advance(11)
-    group.leave(first)
-    assert (first.generated, first.blocks, first.joined) == (12, 5, NEVER)
-    assert (group.size, group.context, group.next_blocks()) == (0, 0, 0)
+    advance(group, 11)
+    assert group.leave(first) == 17
+    assert (first.generated, first.blocks, first.group) == (12, 5, None)
+    assert (group.size, context(group), group.next_blocks()) == (0, 0, 0)
 
 
 def test_an_empty_group_needs_nothing_for_ever() -> None:
@@ -54,15 +66,16 @@ def test_sums_equal_what_the_requests_add_up_to(size: int, story: list[tuple[int
     for id, (target, pause) in enumerate(story):
         members.append(work(id, target, size))
         group.join(members[-1])
-        group.advance(pause)
+        advance(group, pause)
+    pauses = [pause for _, pause in story]
 
     def length(member: Work) -> int:
-        return member.target + group.step - member.joined
+        return member.target + sum(pauses[member.request.id :])
 
     def held(tokens: int) -> int:
         return -(-tokens // size)
 
-    assert group.context == sum(length(member) + 1 for member in members)
+    assert context(group) == sum(length(member) + 1 for member in members)
     assert group.next_blocks() == sum(length(member) % size == 0 for member in members)
     assert group.blocks(steps) == sum(held(length(m) + steps) - held(length(m)) for m in members)
     fitting = group.steps_within(room, FOREVER)

@@ -16,7 +16,10 @@ class Waiting(msgspec.Struct):
     cached: int = 0
     in_use: int = 0
     request: Request = Request(0, 0, 1, 1)
-    hashes: tuple[int, ...] = ()
+
+    @property
+    def hashes(self) -> tuple[int, ...]:
+        return tuple(range(1, self.cached + 1))
 
 
 class View(msgspec.Struct):

@@ -2,8 +2,6 @@
 
 from typing import Literal
 
-from squall.core.views import BatchingView
-
 Preemption = Literal["recompute", "swap"]
 """What becomes of the KV of who is preempted."""
 
@@ -29,11 +27,11 @@ def check_swap(preemption: Preemption, swap_blocks: int) -> None:
         raise ValueError(f'swap_blocks = {swap_blocks} is for preemption = "swap"; leave it out, or say that')
 
 
-def most_in_batch(max_num_seqs: int, view: BatchingView) -> int:
+def most_in_batch(max_num_seqs: int, num_stages: int) -> int:
     """Requests in one batch, where all batches of a pipeline together hold `max_num_seqs`."""
-    return max_num_seqs // view.num_stages or 1
+    return max_num_seqs if num_stages == 1 else max_num_seqs // num_stages or 1
 
 
-def watermark_blocks(part: float, num_blocks: int, num_running: int) -> int:
-    """Blocks that an admission must leave free, lest the running ones be preempted at once. None for who runs alone."""
-    return int(part * num_blocks) if num_running else 0
+def watermark_blocks(part: float, num_blocks: int) -> int:
+    """Blocks that an admission must leave free, lest the running ones be preempted at once. Waived for who runs alone."""
+    return int(part * num_blocks)

@@ -28,7 +28,7 @@ class Orca(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
         return False
 
     def __call__(self, view: BatchingView) -> Plan:
-        most = most_in_batch(self.max_num_seqs, view)
+        most = most_in_batch(self.max_num_seqs, view.num_stages)
         seats = min(self.max_num_seqs - view.num_running, most - view.num_decodes)
         admit, reserve = _admit(view, seats, self.reserve_tokens, view.free_blocks)
         if admit:
@@ -60,7 +60,7 @@ class FasterTransformer(Struct, frozen=True, forbid_unknown_fields=True, tag_fie
     def __call__(self, view: BatchingView) -> Plan:
         if view.num_decodes:
             return Plan(FOREVER, open=False)
-        admit, reserve = _admit(view, most_in_batch(self.max_num_seqs, view), self.reserve_tokens, view.free_blocks)
+        admit, reserve = _admit(view, most_in_batch(self.max_num_seqs, view.num_stages), self.reserve_tokens, view.free_blocks)
         return Plan(1, admit=admit, reserve=reserve)
 
 
@@ -90,7 +90,7 @@ class BlitzBatching(Struct, frozen=True, forbid_unknown_fields=True, tag_field="
         return False
 
     def __call__(self, view: BatchingView) -> Plan:
-        most = most_in_batch(self.max_num_seqs, view)
+        most = most_in_batch(self.max_num_seqs, view.num_stages)
         seats = min(self.max_num_seqs - view.num_running, most)
         admit, reserve = _admit(view, seats, 0, view.free_blocks + view.decode_blocks)
         count = self._within_budgets(admit, reserve, view.block_size)

@@ -54,11 +54,12 @@ class Sarathi(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind",
             if not view.free_blocks and not view.latest_grows():
                 return Plan(preempt=True)
             keep = 1
-        most = most_in_batch(self.max_num_seqs, view)
+        most = most_in_batch(self.max_num_seqs, view.num_stages)
         decodes = view.num_decodes
         if decodes > most:
             decodes = most
-        if not view.waiting and not view.prefilling:
+        waiting, prefilling = view.waiting, view.prefilling
+        if not waiting and not prefilling:
             open = decodes < self.chunk_size and view.num_running < self.max_num_seqs
             if not keep and decodes < most:
                 return ALL_DECODE if open else ALL_DECODE_CLOSED
@@ -66,21 +67,26 @@ class Sarathi(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind",
         budget = self.chunk_size - decodes
         seats = most - decodes
         chunks: list[int] = []
-        for work in view.prefilling:
-            left = work.target - work.computed
-            tokens = (left if left < budget else budget) if budget > 0 and seats > 0 else 0
-            if tokens == budget < left and not chunks and tokens:
-                return Plan((left - 1) // budget, (budget,), open=False, decodes=most, keep=keep)
+        for work in prefilling:
+            if budget <= 0 or seats <= 0:
+                break
+            tokens = work.target - work.computed
+            if tokens > budget:
+                if not chunks:
+                    return Plan((tokens - 1) // budget, (budget,), open=False, decodes=most, keep=keep)
+                tokens = budget
             chunks.append(tokens)
             budget -= tokens
-            seats -= tokens > 0
-        admit: tuple[int, ...] = ()
-        reserve: tuple[int, ...] = ()
-        if view.waiting and not view.preempted and budget > 0:
+            seats -= 1
+        if view.preempted:
+            return Plan(1, tuple(chunks), decodes=most)
+        if waiting and budget > 0:
             admit, reserve = self._admit(view, seats, budget)
-        if admit or any(chunks) or view.preempted:
-            return Plan(1, tuple(chunks), admit, decodes=most, reserve=reserve)
-        return Plan(FOREVER, open=not view.waiting and budget > 0 and seats > 0, decodes=most, keep=keep)
+            if admit:
+                return Plan(1, tuple(chunks), admit, decodes=most, reserve=reserve)
+        if chunks:
+            return Plan(1, tuple(chunks), decodes=most)
+        return Plan(FOREVER, open=not waiting and budget > 0 and seats > 0, decodes=most, keep=keep)
 
     def _admit(self, view: BatchingView, seats: int, budget: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Tokens of each request from the head of the queue that there is room for, and the blocks of its whole prompt."""
@@ -89,21 +95,26 @@ class Sarathi(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind",
         size = view.block_size
         free = view.free_blocks
         running = view.num_running
-        if seats > self.max_num_seqs - running:
-            seats = self.max_num_seqs - running
+        most = self.max_num_seqs - running
+        if seats > most:
+            seats = most
+        watermark = watermark_blocks(self.watermark, view.num_blocks)
         for work in view.waiting:
             if seats <= 0 or budget <= 0:
                 break
-            cached, in_use = view.cached(work)
-            blocks = -(-work.target // size)
-            free -= blocks - in_use
-            if free < watermark_blocks(self.watermark, view.num_blocks, running):
+            tokens = work.target
+            blocks = -(-tokens // size)
+            free -= blocks
+            if work.hashes:
+                cached, in_use = view.cached(work)
+                tokens -= cached * size
+                free += in_use
+            if free < watermark and (free < 0 or running or admit):
                 break
-            left = work.target - cached * size
-            tokens = left if left < budget else budget
+            if tokens > budget:
+                tokens = budget
             admit.append(tokens)
             reserve.append(blocks)
-            running += 1
             seats -= 1
             budget -= tokens
         return tuple(admit), tuple(reserve)

@@ -43,14 +43,15 @@ class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
         check_swap(self.preemption, self.swap_blocks)
 
     def __call__(self, view: BatchingView) -> Plan:
-        if not view.waiting and not view.prefilling:
+        waiting, prefilling = view.waiting, view.prefilling
+        if not waiting and not prefilling:
             return ALL_DECODE if view.num_running < self.max_num_seqs else ALL_DECODE_CLOSED
         budget = self.max_num_batched_tokens - view.num_decodes
         seats = self.max_num_seqs - view.num_running
         free = view.free_blocks
         chunks: tuple[int, ...] = ()
-        if view.prefilling:
-            partial = view.prefilling[0]  # the only one: a prompt is cut only where it uses up the budget
+        if prefilling:
+            partial = prefilling[0]  # the only one: a prompt is cut only where it uses up the budget
             left = partial.target - partial.computed
             if left > budget:
                 return Plan((left - 1) // budget, (budget,), open=False)
@@ -59,21 +60,24 @@ class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
             free -= -(-partial.target // view.block_size) - partial.blocks
         if view.preempted:
             return Plan(1, chunks)
-        admit = self._admit(view, seats, budget, free) if view.waiting and seats > 0 and budget > 0 else ()
-        if chunks or admit:
+        admit = self._admit(view, seats, budget, free) if waiting and seats > 0 and budget > 0 else ()
+        if admit or chunks:
             return Plan(1, chunks, admit)
-        return ALL_DECODE if seats > 0 and not view.waiting else ALL_DECODE_CLOSED
+        return ALL_DECODE if seats > 0 and not waiting else ALL_DECODE_CLOSED
 
     def _admit(self, view: BatchingView, seats: int, budget: int, free: int) -> tuple[int, ...]:
         """Tokens for each request from the head of the queue that there is room for."""
         admit: list[int] = []
         size = view.block_size
         for work in view.waiting:
-            cached, in_use = view.cached(work)
-            tokens = work.target - cached * size
+            have = in_use = 0
+            if work.hashes:
+                cached, in_use = view.cached(work)
+                have = cached * size
+            tokens = work.target - have
             if tokens > budget:
                 tokens = budget
-            blocks = -(-(cached * size + tokens) // size) - in_use
+            blocks = -(-(have + tokens) // size) - in_use
             if (-(-work.target // size) - in_use if self.whole_prompts else blocks) > free:
                 break
             admit.append(tokens)

@@ -5,7 +5,7 @@ from typing import Literal
 from msgspec import Struct
 
 from squall.core.types import FOREVER
-from squall.core.views import BatchingView, Plan
+from squall.core.views import ALL_DECODE, ALL_DECODE_CLOSED, BatchingView, Plan
 from squall.policies.batching.bounds import Preemption, at_least, check_swap, fraction, most_in_batch, watermark_blocks
 
 
@@ -44,39 +44,47 @@ class VllmV0(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", 
         check_swap(self.preemption, self.swap_blocks)
 
     def __call__(self, view: BatchingView) -> Plan:
-        if view.waiting and not view.preempted:
-            admit = self._admit(view)
+        waiting, preempted = view.waiting, view.preempted
+        most = most_in_batch(self.max_num_seqs, view.num_stages)
+        if waiting and not preempted:
+            admit = self._admit(view, most)
             if admit:
                 return Plan(1, admit=admit, decodes=0)
-        open = not view.waiting and view.num_running < self.max_num_seqs
-        decodes = most_in_batch(self.max_num_seqs, view)
+        open = not waiting and view.num_running < self.max_num_seqs
         if self.quirks == "none":
-            return Plan(1 if view.preempted else FOREVER, open=open, decodes=decodes)
+            if view.num_decodes <= most and not preempted:
+                return ALL_DECODE if open else ALL_DECODE_CLOSED
+            return Plan(1 if preempted else FOREVER, open=open, decodes=most)
         if not view.free_blocks and view.num_decodes > 1 and not view.latest_grows():
             return Plan(preempt=True)
-        return Plan(1 if view.preempted else FOREVER, open=open, decodes=decodes, keep=1)
+        return Plan(1 if preempted else FOREVER, open=open, decodes=most, keep=1)
 
-    def _admit(self, view: BatchingView) -> tuple[int, ...]:
+    def _admit(self, view: BatchingView, seats: int) -> tuple[int, ...]:
         """Whole prompts from the head of the queue, as many as there is room for."""
         admit: list[int] = []
         size = view.block_size
         free = view.free_blocks + view.decode_blocks
         running = view.num_running
-        seats = min(self.max_num_seqs - running, most_in_batch(self.max_num_seqs, view))
+        most = self.max_num_seqs - running
+        if seats > most:
+            seats = most
+        watermark = watermark_blocks(self.watermark, view.num_blocks)
         longest = 0
         for work in view.waiting:
             if seats <= 0:
                 break
-            cached, in_use = view.cached(work)
-            tokens = work.target - cached * size
+            tokens = work.target
+            free -= -(-tokens // size)
+            if work.hashes:
+                cached, in_use = view.cached(work)
+                tokens -= cached * size
+                free += in_use
             if longest < tokens:
                 longest = tokens
-            free -= -(-work.target // size) - in_use
-            if free < watermark_blocks(self.watermark, view.num_blocks, running) or (
-                admit and (len(admit) + 1) * longest > self.max_num_batched_tokens
-            ):
+            if free < watermark and (free < 0 or running or admit):
+                break
+            if admit and (len(admit) + 1) * longest > self.max_num_batched_tokens:
                 break
             admit.append(tokens)
-            running += 1
             seats -= 1
         return tuple(admit)
