@@ -198,8 +198,9 @@ def serve(
     else:
         run(loaded[0], place, say)
     served = [place / name_of(config) if several else place for config in loaded if config.workload is not None]
+    simulated = [f"squall simulate {' '.join(str(folder / 'config.toml') for folder in served)}"] if served else []
     with contextlib.suppress(OSError):
-        say_wrote(place, *([f"squall simulate {' '.join(str(folder / 'config.toml') for folder in served)}"] if served else []))
+        say_wrote(place, f"squall report {place}", *simulated)
 
 
 app.command()(scale)

@@ -379,6 +379,15 @@ def test_the_emulated_fleet_of_the_examples_answers_a_replay(squall: Squall, tmp
     assert live.gpu_seconds == pytest.approx(64 * live.makespan_s)
     squall("simulate", "live/config.toml", "--out", "simulated")
     assert "different workloads" not in squall("compare", "live", "simulated").out
+    told = squall("report", tmp_path / "serve")
+    assert told.out.splitlines()[0].startswith("counted from the event log, where requests enter the router; left out, ")
+    inside = read_run(tmp_path / "serve").summary
+    asked_before = 3  # of a token each: what the endpoint is
+    assert (inside.world, inside.completed - asked_before) == ("emulated", live.completed)
+    assert inside.num_output_tokens - asked_before == live.num_output_tokens
+    assert inside.ttft_s is not None
+    assert live.ttft_s is not None
+    assert inside.ttft_s.p50 < live.ttft_s.p50  # of a client, which is farther away
 
 
 TWO_MODELS = """
@@ -413,6 +422,8 @@ def test_models_that_are_served_together_are_replayed_simulated_and_compared_tog
         "      squall compare live SIMULATED_RUN",
     ]  # fmt: skip
     assert [read_run(Path("live") / name).summary.completed for name in ("chat", "code")] == [3, 5]
+    assert squall("report", "run").out.count("\nwrote ") == 2
+    assert [read_run(Path("run") / name).summary.completed for name in ("chat", "code")] == [3 + 3, 10 + 6]  # code twice
     assert squall("simulate", "live/chat/config.toml", "live/code/config.toml", "--out", "simulated").code == 0
     lines = squall("compare", "live", "simulated").out.splitlines()
     assert [line for line in lines if line in ("chat", "code")] == ["chat", "code"]

@@ -37,19 +37,27 @@ def compare(
 
 
 def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]) -> None:
-    """A run as one HTML page that needs no network."""
+    """A run as one HTML page that needs no network; of a fleet that was served, out of its event log."""
     from squall.report.cluster import is_cluster, read_cluster, write_cluster_report
 
     if is_cluster(run):
         folders = [run / fleet.model for fleet in read_cluster(run).fleets]
         say_wrote(write_cluster_report(run), *(f"squall report {folder}" for folder in folders if folder.is_dir()))
         return
+    from squall.report.served import served_in
+
+    for each in served_in(run) or (run,):
+        _report_one(each)
+
+
+def _report_one(run: Path) -> None:
     from squall.report.changes import latest_decisions
     from squall.report.html import write_report
     from squall.report.run import read_run
+    from squall.report.served import count_served, is_served
 
-    found = read_run(run)
+    found = count_served(run) if is_served(run) else read_run(run)
     page = write_report(found)
-    for line in latest_decisions(found):
+    for line in (*found.notes, *latest_decisions(found)):
         typer.echo(line)
     say_wrote(page, f"squall compare {run} OTHER_RUN")

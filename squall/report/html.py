@@ -66,8 +66,9 @@ def page(run: StoredRun) -> str:
     ]
     charts += [*over_time(run), *charts_of_changes(run)]
     world, source = html.escape(run.summary.world.capitalize()), html.escape(run.summary.latency_source or "unknown")
+    notes = "".join(f"<p>{html.escape(note)}</p>\n" for note in run.notes)
     numbers = f"""<p>{world} run; times: {source}.</p>
-<div class="tables">
+{notes}<div class="tables">
 <table class="plain">{_numbers(run)}</table>
 <table>{_distributions(run.summary)}</table>
 </div>"""

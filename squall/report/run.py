@@ -11,6 +11,8 @@
                       of a simulation, where [run] asks for them
     report.html       on demand
 
+A fleet that is served leaves its logs; `report.served` makes the rest out of them.
+
 A directory is written beside its place and then renamed: it is there in full or not at all, and never replaces another.
 Knows no metric's definition and draws nothing.
 """
@@ -70,6 +72,7 @@ class StoredRun(msgspec.Struct, frozen=True):
     path: Path
     summary: Summary
     config: str  # the text of config.toml
+    notes: tuple[str, ...] = ()  # for whoever reads the numbers: what they leave out
 
     def lives(self) -> Lives:
         """What became of each request, in the order of the file."""
@@ -157,9 +160,9 @@ def write_run(
     summary = summarise(record, config.slo, usd_per_gpu_hour, seen, energy_j, pools_of(config, record))
     files: dict[str, Content] = {
         CONFIG: configuration.dumps(config).encode(),
-        REQUESTS: _requests_parquet(record.requests),
-        GAPS: _gaps_parquet(record.gaps),
-        SUMMARY: msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n",
+        REQUESTS: requests_parquet(record.requests),
+        GAPS: gaps_parquet(record.gaps),
+        SUMMARY: summary_json(summary),
         **observed,
     }
     files |= _moves(record, config)
@@ -259,7 +262,7 @@ def read_run(path: Path) -> StoredRun:
     if not (path / SUMMARY).is_file():
         if inside := runs_in(path):
             raise ConfigError(f"{path} holds several runs; name one: {', '.join(map(str, inside))}")
-        served = "; `squall serve` leaves logs, and `squall replay` the numbers" if (path / CONFIG).is_file() else ""
+        served = f"; where a fleet was served, `squall report {path}` makes one" if (path / CONFIG).is_file() else ""
         raise ConfigError(f"{path} is no run directory: it has no {SUMMARY}{served}")
     try:
         summary = msgspec.json.decode((path / SUMMARY).read_bytes(), type=Summary)
@@ -283,7 +286,11 @@ def write_file(path: Path, content: bytes) -> None:
         raise SquallError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def _requests_parquet(rows: list[RequestRow]) -> bytes:
+def summary_json(summary: Summary) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"
+
+
+def requests_parquet(rows: list[RequestRow]) -> bytes:
     import polars as pl  # a third of a second: only where it is needed
 
     columns = {name: [getattr(row, name) for row in rows] for name in RequestRow.__struct_fields__ if name != "outcome"}
@@ -293,7 +300,7 @@ def _requests_parquet(rows: list[RequestRow]) -> bytes:
     return _parquet(frame.with_columns(outcome=pl.Series([row.outcome.value for row in rows], dtype=pl.String)))
 
 
-def _gaps_parquet(gaps: Gaps) -> bytes:
+def gaps_parquet(gaps: Gaps) -> bytes:
     import numpy as np
     import polars as pl
 

@@ -184,10 +184,13 @@ def summarise(
     seen: Detail | None = None,
     energy_j: float | None = None,
     pools: tuple[PoolUse, ...] = (),
+    *,
+    inside: bool = False,
 ) -> Summary:
     """The summary of a run. The price may be unknown, as that of this machine's CPU; then there is no cost.
 
     `seen` and `energy_j` are those of an observed run, `pools` those of a fleet whose replicas are not alike.
+    `inside`: the record knows of steps and refusals, though it is not of a simulation.
     """
     lives = Lives.of(record.requests)
     outcomes = [row.outcome for row in record.requests]
@@ -196,7 +199,7 @@ def summarise(
     makespan_s = record.ended_at / SECOND
     gpu_seconds = record.gpu_nanos / SECOND
     unseen = record.world != "simulated" and not record.gpu_nanos  # a client does not know what an elastic fleet holds
-    seen_inside = record.world == "simulated"  # a client knows of no steps
+    seen_inside = inside or record.world == "simulated"  # a client knows of no steps
     good = int(lives.within(slo).sum()) if slo.promises_requests else None
     promised = quantiles(lives, record.gaps, slo)
     return Summary(
