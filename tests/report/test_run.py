@@ -106,7 +106,7 @@ def test_what_is_no_run_directory_is_said_to_be_none(stored: Stored, tmp_path: P
         read_run(tmp_path)
     (tmp_path / "served").mkdir()
     (tmp_path / "served" / "config.toml").touch()
-        with pytest.raises(ConfigError, match=r"no summary.json; where a fleet was served, `squall report .*served` makes one"):
+    with pytest.raises(ConfigError, match=r"no summary.json; where a fleet was served, `squall report .*served` makes one"):
         read_run(tmp_path / "served")
     run = stored()
     config = (run.path / "config.toml").read_text()
