@@ -4,6 +4,7 @@ Tables are medians of kernels: products, element-wise kernels and collectives fo
 the CPU does for a step is not published, nor is the price of the paper's figure.
 """
 
+import atexit
 import shutil
 import tempfile
 from array import array
@@ -81,6 +82,7 @@ def imported(gpu: str) -> dict[str, Any]:
     if not folder.is_dir():
         return {}
     place = Path(tempfile.mkdtemp(prefix="squall-search-"))
+    atexit.register(shutil.rmtree, place, ignore_errors=True)  # searches read it until the benchmark ends
     for file in (*folder.glob(f"{gpu}/*70*"), *folder.glob(f"{gpu}/*attention*"), *folder.glob(f"network/{gpu}_dgx_*")):
         shutil.copy(file, place)
     save(import_profile("vidur", place, resolve_gpu(gpu), resolve_model("llama-2-70b"), ""), place / "profile.parquet")
