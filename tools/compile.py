@@ -64,6 +64,7 @@ HOT = (
     "squall/sim/pipeline",
     "squall/sim/network",
     "squall/sim/order",
+    "squall/sim/seats",
     "squall/sim/shares",
     "squall/sim/weights",
     "squall/sim/world",

@@ -21,10 +21,10 @@ from squall.perf.spec import ModelSpec
 from squall.policies.batching import Vllm
 from squall.policies.load import Load
 from squall.policies.scale import Blitz, Scale
-from squall.sim.driver import EventLog
 from squall.sim.ground import ground
 from squall.sim.prepare import prepare
 from squall.sim.run import simulate
+from squall.sim.seats import EventLog
 from squall.workload.spec import OfferedRequest
 
 WINDOW_S = 300.0

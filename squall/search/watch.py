@@ -21,7 +21,7 @@ from squall.core.types import SECOND, MachineId, Nanos
 from squall.perf.latency import UNITS_PER_NANO
 from squall.search.sample import Sample
 from squall.search.spec import Limit
-from squall.sim.driver import EventLog
+from squall.sim.seats import EventLog
 from squall.sim.world import World
 
 GOOD, BAD, OPEN = 1, -1, 0

@@ -4,7 +4,7 @@ Decides the order of events and nothing else. Knows no policy, no block and no p
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 from typing import Final
 
@@ -41,14 +41,16 @@ from squall.core.types import CONTROLLER, FOREVER, ROUTER, MachineId, Nanos, Rep
 from squall.sim.engine import Engine
 from squall.sim.layers import LayeredEngine
 from squall.sim.loading import Loader
-from squall.sim.order import ARRIVAL, END, LOWEST, MESSAGE, WAKE, Order
+from squall.sim.order import ARRIVAL, END, MESSAGE, WAKE, Order
 from squall.sim.pipeline import PipelinedEngine
+from squall.sim.seats import EventLog, Gone, Seat
 from squall.sim.slowed import Slowed
 from squall.sim.world import World
 
-EventLog = Callable[[Nanos, MachineId, AnyEvent, Sequence[AnyAction]], None]
-"""Called after every event with what it led to, before the actions are performed."""
+WOKE: Final = Woke()
 
+NOBODY: Final[tuple[Nanos, AnyEvent]] = (2 * FOREVER, WOKE)
+"""Comes after the last one that is offered."""
 
 WITHOUT_EFFECT: Final = frozenset((Abandon, Reserve, Evict, SwapIn))
 """Blocks are the machine's business: here they have no content. Whoever is swapped in goes on with the next `Join`, or chunk."""
@@ -94,7 +96,6 @@ class Driver:
         self.cut_off: Callable[[ReplicaId, RunId, int, Nanos], None] | None = None
         self.tell_neighbours: Callable[[AnyEvent, Nanos], None] = lambda *_: None
         self.in_vain_after: Nanos = FOREVER
-        self._machines = dict(machines)
         self._world = world
         self._loader = loader
         self._log = log
@@ -102,23 +103,19 @@ class Driver:
         self._num_stages = num_stages
         self._stages = stages or {}
         self._num_layers = num_layers
-        self._engines: dict[ReplicaId, Engine] = {id: self._new_engine(id) for id in machines if id >= 0}
         self._order = Order(loader.highest)
-        self._heap: list[int] = []
+        self._seats: dict[MachineId, Seat] = {}
+        self._ending: list[Seat | None] = [None] * (self._order.of_instant + 1)  # whose engine's run ends, by `Seat.ends`
+        for id, machine in machines.items():
+            self._sit(id, machine)
+        self._heap: list[int] = [self._order.last]
         self._coming: dict[Nanos, deque[AnyEvent]] = {}  # requests that arrive because another one has ended
-        self._messages: deque[tuple[MachineId, AnyEvent]] = deque()
-        self._wakes: dict[MachineId, Nanos] = {}
+        self._messages: deque[Send] = deque()
         self._past_steps = 0  # of engines that are no more
-        self._fresh = set(self._engines)  # replicas whose machine has not been used
+        self._fresh = {id for id in machines if id >= 0}  # replicas whose machine has not been used
         self._in_vain = False  # nothing would ever come of those who wait
         self._progress: tuple[int, ...] = ()  # how far requests had come
         self._progress_at: Nanos = 0  # when that was found to have changed
-        self._enders: dict[MachineId, Engine | Loader] = {**self._engines, CONTROLLER: loader}
-        self._at_hand = (
-            self._heap, self._messages, self._machines, self._engines, self._enders, self._wakes, log, world.released, world.left,
-            self._order,
-        )  # fmt: skip
-        """What every event needs; `_follow` is called with each arrival."""
         loader.push = self._ask_loader
         loader.lost = self._lose
         loader.tell_replica = self._tell
@@ -126,7 +123,7 @@ class Driver:
     @property
     def num_steps(self) -> int:
         """Steps done by all engines."""
-        return self._past_steps + sum(engine.num_steps for engine in self._engines.values())
+        return self._past_steps + sum(seat.engine.num_steps for seat in self._seats.values() if seat.id >= 0)
 
     @property
     def replica_nanos(self) -> Nanos:
@@ -140,41 +137,34 @@ class Driver:
         """
         self.begin()
         self.follow((self.now, WAKE + 1))  # who wants to be woken at 0 comes before the first arrival
-        for at, event in offered:
-            if at >= until:
-                break
-            self.follow((at, ARRIVAL))
-            self.offer(event, at)
+        all_came = self.follow((until, ARRIVAL), offered, last=True)
+        if all_came and (until == FOREVER or self._in_vain or self._is_over()):
+            self.refuse_who_waits()
         else:
-            self.follow((until, ARRIVAL), last=True)
-            if until == FOREVER or self._in_vain or self._is_over():
-                self.refuse_who_waits()
-                return
-        self.follow((until, ARRIVAL))
-        self.stop(until)
+            self.stop(until)
 
     # -- the parts of a run, for whoever has several drivers on one clock
 
     def begin(self) -> None:
         """Before anything happens."""
-        for id, machine in self._machines.items():
-            if machine.wake_at is not None:
-                self._set_wake(id, machine.wake_at)
+        for seat in self._seats.values():
+            if seat.machine.wake_at is not None:
+                self._wake_later(seat, seat.machine.wake_at)
         self._loader.begin()
 
     def offer(self, event: AnyEvent, at: Nanos) -> None:
         """A client does something: it is next."""
         self.now = at
         if type(event) is Cancelled:
-            self._world.cancel(event.request, at)
-        self._messages.append((ROUTER, event))
+            self._cancel(event, at)
+        self._messages.append(Send(ROUTER, event))
 
     def next_due(self) -> tuple[Nanos, int, MachineId] | None:
         """What would be delivered next: when, with which priority, and to whom."""
-        heap = self._heap
-        if self._messages and not (heap and heap[0] < self._order.first(self.now, MESSAGE)):
-            return self.now, MESSAGE, self._messages[0][0]
-        return self._order.read(heap[0]) if heap else None
+        first = self._heap[0]
+        if self._messages and first >= self._order.first(self.now, MESSAGE):
+            return self.now, MESSAGE, self._messages[0].to
+        return self._order.read(first) if first != self._order.last else None
 
     def is_done(self, at: Nanos) -> bool:
         """Nothing is left to happen at `at` or later that is of any use; see `in_vain_after`."""
@@ -182,79 +172,107 @@ class Driver:
 
     def hear(self, event: AnyEvent, now: Nanos) -> None:
         """What the controller of another fleet tells ours, which takes note of it."""
-        controller = self._machines[CONTROLLER]
-        actions = controller.handle(event, now)
+        seat = self._seats[CONTROLLER]
+        actions = seat.handle(event, now)
         assert not actions
         self.num_events += 1
-        if self._log is not None:
-            self._log(now, CONTROLLER, event, actions)
-        if controller.wake_at is not None or CONTROLLER in self._wakes:
-            self._set_wake(CONTROLLER, controller.wake_at)
+        if seat.machine.wake_at is not None:
+            self._wake_later(seat, seat.machine.wake_at)
 
     def stop(self, now: Nanos) -> None:
         """The steps that engines have done by now count, and nothing else will happen."""
         self.now = now
-        for id, engine in self._engines.items():
-            cut_off = engine.lose(now)
+        for seat in self._seats.values():
+            cut_off = seat.engine.lose(now) if seat.id >= 0 else None
             if cut_off is not None and self.cut_off is not None:
-                self.cut_off(id, *cut_off)
+                self.cut_off(seat.id, *cut_off)
         self._world.stop(now)
 
-    def follow(self, until: tuple[Nanos, int], last: bool = False) -> None:
-        """Deliver all that is due and what follows from it, up to an instant and a priority in it.
+    def follow(self, until: tuple[Nanos, int], offered: Iterable[tuple[Nanos, AnyEvent]] = (), last: bool = False) -> bool:
+        """Deliver all that is due and what follows from it, and what is `offered`, up to an instant and a priority in it.
 
-        With `last` nothing else will be offered, and no more is delivered than is needed to end.
+        With `last` nothing else will be offered, and no more is delivered than is needed to end. Returns whether all that was
+        offered has been delivered.
         """
-        heap, messages, machines, engines, enders, wakes, log, released, left, order = self._at_hand
-        now, num_events = self.now, 0
-        at_bits, id_bits, ids, message = order.at, order.priority, order.id, order.message  # no calls: every event passes here
-        ended, limit = (now << at_bits) + message, order.first(until[0], until[1])
+        heap, messages, seats, ending = self._heap, self._messages, self._seats, self._ending
+        released, router = self._world.released, seats[ROUTER]
+        order = self._order
+        at_bits, of_instant, message, arrival = order.at, order.of_instant, order.message, order.first(0, ARRIVAL)  # no calls
+        now, num_events, end = self.now, 0, order.first(until[0], until[1])
+        clients = iter(offered)
+        comes_at, coming = next(clients, NOBODY)
+        limit = min((comes_at << at_bits) + arrival, end)
+        seat: Seat | None
         event: AnyEvent | None
         while True:
-            if messages and not (heap and heap[0] < ended):
-                id, event = messages.popleft()
-            elif heap and heap[0] < limit:
+            while messages and heap[0] >= (now << at_bits) + message:
+                sent = messages.popleft()
+                seat = seats[sent.to]
+                num_events += 1
+                for action in seat.handle(sent.event, now):
+                    self._perform(seat, action, now)
+                if seat.machine.wake_at is not None:
+                    self._wake_later(seat, seat.machine.wake_at)
+            if heap[0] < limit:
                 due = heappop(heap)
-                at, priority, id = due >> at_bits, due >> id_bits & WAKE, (due & ids) - LOWEST
-                if last and id == CONTROLLER and (self._is_over() or self._is_in_vain(at)):
-                    break
-                if priority == END:
-                    event = enders[id].end(at)
-                elif priority == WAKE:
-                    event = self._wake(id, at)
+                at = due >> at_bits
+                seat = ending[due & of_instant]
+                if seat is not None:
+                    event = seat.engine.end(at)
+                    if released:
+                        self._let_go(at)
                 else:
-                    event = self._come(at)
+                    _, priority, id = order.read(due)
+                    if last and comes_at > FOREVER and id == CONTROLLER and self.is_done(at):
+                        break
+                    seat = seats[id]
+                    event = self._come_due(seat, priority, at)
                 if event is None:
                     if messages:
                         now = at  # the loader had something for a replica
-                        ended = (now << at_bits) + message
                     continue
-                if at != now:
-                    now = at
-                    ended = (now << at_bits) + message
+                now = at
+            elif limit < end:
+                seat, now, event = router, comes_at, coming
+                if type(event) is Cancelled:
+                    self._cancel(event, now)
+                comes_at, coming = next(clients, NOBODY)
+                limit = (comes_at << at_bits) + arrival
+                if limit > end:
+                    limit = end
             else:
                 break
-            machine = machines[id]
-            actions = machine.handle(event, now)
             num_events += 1
-            if log is not None and type(machine) is not Gone:
-                log(now, id, event, actions)
-            for action in actions:
+            for action in seat.handle(event, now):
                 if type(action) is RunSteps:
-                    heappush(heap, (engines[id].start(action, now) << at_bits) + (id + LOWEST))  # as `order.of` an END
+                    heappush(heap, (seat.engine.start(action, now) << at_bits) + seat.ends)
                 elif type(action) is Send:
-                    sent = action.event
-                    if left and type(sent) is Submitted:
-                        sent = self._continued(sent)
-                    messages.append((action.to, sent))
-                elif type(action) not in WITHOUT_EFFECT:
-                    self._perform(id, action, now)
-            if machine.wake_at is not None or id in wakes:
-                self._set_wake(id, machine.wake_at)
-            if released:
-                self._let_go(now)
+                    messages.append(action)
+                else:
+                    self._perform(seat, action, now)
+            if seat.machine.wake_at is not None:
+                self._wake_later(seat, seat.machine.wake_at)
         self.now = now
         self.num_events += num_events
+        return comes_at > FOREVER
+
+    def _come_due(self, seat: Seat, priority: int, at: Nanos) -> AnyEvent | None:
+        """What is due, but for the end of a run: None where it is not wanted any more."""
+        if priority == WAKE:
+            if seat.wakes_at == at:
+                seat.wakes_at = None
+            return WOKE if seat.machine.wake_at == at else None
+        if priority == END:
+            return self._loader.end(at)
+        coming = self._coming[at]
+        event = coming.popleft()
+        if not coming:
+            del self._coming[at]
+        return event
+
+    def _cancel(self, event: Cancelled, now: Nanos) -> None:
+        self._world.cancel(event.request, now)
+        self._let_go(now)
 
     def _let_go(self, now: Nanos) -> None:
         """Requests that waited for the end of another one arrive once their clients have thought."""
@@ -264,54 +282,45 @@ class Driver:
             heappush(self._heap, self._order.of(at, ARRIVAL, ROUTER))
         self._world.released.clear()
 
-    def _come(self, at: Nanos) -> AnyEvent:
-        coming = self._coming[at]
-        event = coming.popleft()
-        if not coming:
-            del self._coming[at]
-        return event
+    def _wake_later(self, seat: Seat, at: Nanos) -> None:
+        if seat.wakes_at != at:
+            seat.wakes_at = at
+            heappush(self._heap, self._order.of(at, WAKE, seat.id))
 
-    def _wake(self, id: MachineId, at: Nanos) -> Woke | None:
-        """None where it is not wanted any more."""
-        if self._wakes.get(id) != at:
-            return None
-        del self._wakes[id]
-        return Woke()
-
-    def _set_wake(self, id: MachineId, at: Nanos | None) -> None:
-        if at is None:
-            del self._wakes[id]
-        elif self._wakes.get(id) != at:
-            self._wakes[id] = at
-            heappush(self._heap, self._order.of(at, WAKE, id))
-
-    def _perform(self, id: MachineId, action: AnyAction, now: Nanos) -> None:
-        """The rarer actions, of these the most frequent first."""
+    def _perform(self, seat: Seat, action: AnyAction, now: Nanos) -> None:
+        """Any action, the most frequent ones first."""
         if type(action) is Cut:
-            ends_at = self._engines[id].cut(action.run, now)
+            ends_at = seat.engine.cut(action.run, now)
             if ends_at is not None:
-                heappush(self._heap, self._order.of(ends_at, END, id))
+                heappush(self._heap, self._order.of(ends_at, END, seat.id))
+        elif type(action) is Send:
+            if self._world.paused and type(action.event) is Submitted:
+                action = self._continued(action, action.event)
+            self._messages.append(action)
+        elif type(action) is RunSteps:
+            heappush(self._heap, self._order.of(seat.engine.start(action, now), END, seat.id))
         elif type(action) is SendKv:
-            self._loader.send_kv(id, action, now)
+            self._loader.send_kv(seat.id, action, now)
         elif type(action) is Join:
-            self._engines[id].join(action.requests, action.group)
+            seat.engine.join(action.requests, action.group)
         elif type(action) is Hold:
-            self._engines[id].hold(action.requests)
+            seat.engine.hold(action.requests)
         elif type(action) is RunLayers:
-            heappush(self._heap, self._order.of(self._start_layers(id, action, now), END, id))
-        else:
-            self._perform_rarer(id, action, now)
+            heappush(self._heap, self._order.of(self._start_layers(seat, action, now), END, seat.id))
+        elif type(action) not in WITHOUT_EFFECT:
+            self._perform_rarer(seat, action, now)
 
-    def _perform_rarer(self, id: MachineId, action: AnyAction, now: Nanos) -> None:
+    def _perform_rarer(self, seat: Seat, action: AnyAction, now: Nanos) -> None:
         match action:
             case SendActivations():
-                self._loader.send_kv(id, action, now)
+                self._loader.send_kv(seat.id, action, now)
             case Preempt(requests) | SwapOut(requests):
-                self._engines[id].preempt(requests)
+                seat.engine.preempt(requests)
             case Forget(requests):
-                self._engines[id].forget(requests)
+                seat.engine.forget(requests)
             case Reply(request, rejection):
                 self._world.reject(request, rejection, now)
+                self._let_go(now)
             case StartReplica(replica):
                 self._begin_replica(replica, now)
                 self._loader.perform(action, now)
@@ -329,31 +338,38 @@ class Driver:
 
     def _tell(self, replica: ReplicaId, event: AnyEvent) -> None:
         """After the ends of this instant, so that a step which ends now has ended."""
-        self._messages.append((replica, event))
+        self._messages.append(Send(replica, event))
 
     def _ask_loader(self, at: Nanos) -> None:
         heappush(self._heap, self._order.of(at, END, CONTROLLER))
+
+    def _sit(self, id: MachineId, machine: Machine) -> None:
+        """A machine that knows nothing of the one that was in its place, with an engine of the same kind."""
+        seat = self._seats.get(id)
+        if seat is None:
+            seat = self._seats[id] = Seat(id, self._order.of(0, END, id))
+        seat.take(machine, self._log)
+        if id >= 0:
+            seat.engine = self._new_engine(id)
+            self._ending[seat.ends] = seat
 
     def _begin_replica(self, replica: ReplicaId, now: Nanos) -> None:
         """A process knows nothing of the one before it: machine and engine are new."""
         if replica in self._fresh or self._make is None:
             self._fresh.discard(replica)
             return
-        if replica in self._engines:
-            self._past_steps += self._engines[replica].num_steps
-        self._machines[replica] = self._make(replica, now)
-        self._engines[replica] = self._enders[replica] = self._new_engine(replica)
-        self._wakes.pop(replica, None)
+        if replica in self._seats:
+            self._past_steps += self._seats[replica].engine.num_steps
+        self._sit(replica, self._make(replica, now))
         if self._messages:  # to the one before it, which died at this very instant
-            others = [message for message in self._messages if message[0] != replica]
+            others = [message for message in self._messages if message.to != replica]
             self._messages.clear()
             self._messages.extend(others)
 
-    def _start_layers(self, id: MachineId, action: RunLayers, now: Nanos) -> Nanos:
-        engine = self._engines[id]
-        if not isinstance(engine, LayeredEngine):
-            raise TypeError(f"the engine of replica {id} runs whole steps only")
-        return engine.start_layers(action, now)
+    def _start_layers(self, seat: Seat, action: RunLayers, now: Nanos) -> Nanos:
+        if not isinstance(seat.engine, LayeredEngine):
+            raise TypeError(f"the engine of replica {seat.id} runs whole steps only")
+        return seat.engine.start_layers(action, now)
 
     def _new_engine(self, replica: ReplicaId) -> Engine:
         if self._num_layers:
@@ -363,48 +379,49 @@ class Driver:
 
     def _lose(self, replica: ReplicaId, now: Nanos) -> None:
         """What its engine had done counts; whatever else is on its way to it is for nobody."""
-        engine = self._engines[replica]
+        engine = self._seats[replica].engine
         engine.lose(now)
         self._past_steps += engine.num_steps
-        self._machines[replica] = Gone()
-        self._engines[replica] = self._enders[replica] = self._new_engine(replica)
-        self._wakes.pop(replica, None)
+        self._sit(replica, Gone())
 
     def set_speed(self, replica: ReplicaId, factor: float, now: Nanos) -> None:
         """Its steps take 1 / `factor` times as long, in whole numbers, from the next boundary on."""
-        engine = self._engines.get(replica)
-        if engine is None:
+        seat = self._seats.get(replica)
+        if seat is None:
             return
         times = max(1, round(1 / factor))
         latency = self._world.latency_of(replica)
-        engine.latency = latency if times == 1 else Slowed(latency, times)
-        if (ends_at := engine.cut_now(now)) is not None:
+        seat.engine.latency = latency if times == 1 else Slowed(latency, times)
+        if (ends_at := seat.engine.cut_now(now)) is not None:
             heappush(self._heap, self._order.of(ends_at, END, replica))
 
-    def _continued(self, event: Submitted) -> Submitted:
+    def _continued(self, sent: Send, event: Submitted) -> Send:
         """A request whose replica died goes on with the tokens that its client has."""
-        left = self._world.left.get(event.request.id)
-        if left is None:
-            return event
-        return Submitted(replace(event.request, num_output_tokens=self._world.outputs[event.request.id] - left))
+        generated = self._world.generated(event.request.id)
+        if generated is None:
+            return sent
+        return Send(sent.to, Submitted(replace(event.request, num_output_tokens=generated)))
 
     def _is_over(self) -> bool:
         """All requests have ended, and nothing is left to happen but what the controller does about an empty fleet."""
-        router = self._machines[ROUTER]
+        router = self._seats[ROUTER].machine
         idle = not (getattr(router, "num_queued", 0) or getattr(router, "num_outstanding", 0))
         return idle and not self._others_act()
 
     def _others_act(self) -> bool:
         """Something is to come that is not the controller's, nor an end or a wake-up that was called off."""
-        return any(
-            id != CONTROLLER
-            and (self._engines[id].ends(at) if priority == END else priority != WAKE or self._wakes.get(id) == at)
-            for at, priority, id in map(self._order.read, self._heap)
-        )
+        order = self._order
+        return any(self._acts(*order.read(due)) for due in self._heap if due != order.last)
+
+    def _acts(self, at: Nanos, priority: int, id: MachineId) -> bool:
+        if id == CONTROLLER:
+            return False
+        seat = self._seats[id]
+        return seat.engine.ends(at) if priority == END else priority != WAKE or seat.machine.wake_at == at
 
     def _is_in_vain(self, at: Nanos) -> bool:
         """Whether nothing will ever come of those who wait."""
-        router = self._machines[ROUTER]
+        router = self._seats[ROUTER].machine
         progress = getattr(router, "num_queued", 0), getattr(router, "num_outstanding", 0), self.num_steps
         if self._progress != progress or self._others_act():
             self._progress, self._progress_at = progress, at
@@ -412,18 +429,9 @@ class Driver:
         return self._in_vain
 
     def refuse_who_waits(self) -> None:
-        waiting = list(getattr(self._machines[ROUTER], "unfinished", ()))
+        waiting = list(getattr(self._seats[ROUTER].machine, "unfinished", ()))
         while waiting:
             for request in waiting:
                 self._world.reject(request, Rejection.NO_CAPACITY, self.now)
             waiting = [self._world.arrival(offered, self.now).request.id for offered in self._world.released]
             self._world.released.clear()
-
-
-class Gone:
-    """A replica whose process has died: it hears nothing and does nothing."""
-
-    wake_at: Nanos | None = None
-
-    def handle(self, _event: AnyEvent, _now: Nanos) -> list[AnyAction]:
-        return []

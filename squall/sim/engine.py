@@ -6,7 +6,6 @@ no event order.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Final
@@ -14,13 +13,17 @@ from typing import Final
 from squall.core.actions import Chunk, RunSteps
 from squall.core.events import LayersDone, StepsDone
 from squall.core.metrics import UNSET
-from squall.core.types import Nanos, ReplicaId, RequestId, RunId
+from squall.core.types import FOREVER, Nanos, ReplicaId, RequestId, RunId
 from squall.perf.latency import UNITS_PER_NANO, Progression
 from squall.perf.progressions import steps_until, total
+from squall.perf.worked_out import WorkedOut
 from squall.sim.world import World, entry
 
 NO_RUN: Final = RunSteps(-1, 0, 0, 0)
 """What an engine has run before its first run."""
+
+NEVER: Final = (2 * FOREVER, -1)
+"""The last of every heap of ends, so that it always has a first."""
 
 
 class DecodeClock:
@@ -39,7 +42,7 @@ class DecodeClock:
     def __init__(self) -> None:
         self.steps = 0
         self.last_step: dict[RequestId, int] = {}
-        self.ends: list[tuple[int, RequestId]] = []
+        self.ends: list[tuple[int, RequestId]] = [NEVER]
         self.told_at: Nanos = UNSET
         self.late: dict[RequestId, Nanos] = {}
 
@@ -55,15 +58,6 @@ class DecodeClock:
         last = self.last_step.pop(request, None)
         return None if last is None else (last - self.steps, self.late.pop(request, self.told_at))
 
-    def first_gaps(self, weight: int, now: Nanos, gaps: array[int]) -> None:
-        """The `weight` members get a token at `now`, after a pause or from another group."""
-        late = self.late
-        if weight > len(late):
-            gaps.frombytes(entry(weight - len(late), 1, (now - self.told_at) * UNITS_PER_NANO, 0))
-        for told_at in late.values():
-            gaps.frombytes(entry(1, 1, (now - told_at) * UNITS_PER_NANO, 0))
-        late.clear()
-
 
 class Engine:
     """One replica's engine.
@@ -73,66 +67,58 @@ class Engine:
         replica: whose engine it is.
 
     Attributes:
-        num_steps: done since the beginning.
+        latency: prices its steps.
     """
 
-    __slots__ = (
-        "_ends_at",
-        "_group",
-        "_groups",
-        "_prices",
-        "_replica",
-        "_run",
-        "_started_at",
-        "_steps",
-        "_world",
-        "latency",
-        "num_steps",
-    )
+    __slots__ = ("_ends_at", "_gaps", "_groups", "_pauses", "_replica", "_running", "_world", "latency")
 
     def __init__(self, world: World, replica: ReplicaId) -> None:
-        self.num_steps = 0
         self.latency = world.latency_of(replica)  # its own: it may be slower than others
         self._world = world
+        self._gaps = world.gaps
         self._replica = replica
-        self._run = NO_RUN  # the last one
-        self._steps = 0
-        self._prices: Sequence[Progression] = ()
-        self._started_at: Nanos = UNSET
         self._ends_at: Nanos = UNSET  # while it runs
-        self._group = DecodeClock()  # of the run
-        self._groups = {0: self._group}
+        self._running: tuple[RunSteps, int, Sequence[Progression], Nanos] = (NO_RUN, 0, (), UNSET)
+        """The last run, how many steps it has and what these cost, and when it began."""
+        self._groups: dict[int, DecodeClock] = WorkedOut(lambda _: DecodeClock())
+        self._pauses = 0  # steps in which nobody decoded
+
+    @property
+    def num_steps(self) -> int:
+        """Steps done since the beginning."""
+        return self._pauses + sum(group.steps for group in self._groups.values())
 
     def start(self, run: RunSteps, now: Nanos) -> Nanos:
         """Begin the run; returns when it will end."""
         if run.regrouped:
             self._regroup(run)
-        if run.chunks:
-            self._schedule(run.chunks, now)
+        for chunk in run.chunks:
+            if chunk.offset == chunk.num_cached:  # the first one
+                self._schedule(chunk, now)
         steps = run.steps
-        self._group = group = self._groups[run.group]
-        if steps > 1:
-            ends = group.ends
-            if ends and run.num_decodes:
-                left = ends[0][0] - group.steps  # until a stale entry, it may be: then two runs take the place of one
+        if steps == 1:
+            prices = self.latency.run(run, 1)
+            ends_at = now + prices[0].first // UNITS_PER_NANO
+        else:
+            if run.num_decodes:
+                group = self._groups[run.group]
+                left = group.ends[0][0] - group.steps  # until a stale entry, it may be: then two runs take the place of one
                 if left < steps:
                     steps = left if left > 0 else 1
             if steps > self._world.max_steps:
                 steps = self._world.max_steps
-        self._run = run
-        self._steps = steps
-        self._prices = prices = self.latency.run(run, steps)
-        self._started_at = now
-        for price in prices:
-            count = price.count
-            now += total(price, count) if count > 1 else price.first // UNITS_PER_NANO
-        self._ends_at = now
-        return now
+            prices = self.latency.run(run, steps)
+            ends_at = now
+            for price in prices:
+                ends_at += total(price, price.count)
+        self._running = run, steps, prices, now
+        self._ends_at = ends_at
+        return ends_at
 
     def _regroup(self, run: RunSteps) -> None:
         """Some decode with others from now on."""
         for moved in run.regrouped:
-            new = self._groups.setdefault(moved.group, DecodeClock())
+            new = self._groups[moved.group]
             if not new.last_step:
                 new.told_at = UNSET
             for request in moved.requests:
@@ -141,33 +127,31 @@ class Engine:
                         new.join(request, *found)
                         break
 
-    def _schedule(self, chunks: Sequence[Chunk], now: Nanos) -> None:
-        rows = self._world.rows
-        for chunk in chunks:
-            row = rows[chunk.request]
-            if row.scheduled_at == UNSET:
-                row.scheduled_at = now
-                row.num_cached_tokens = chunk.num_cached
-            row.replica = self._replica
+    def _schedule(self, chunk: Chunk, now: Nanos) -> None:
+        """The first piece of a prompt since it came here, or came back."""
+        row = self._world.rows[chunk.request]
+        if row.scheduled_at == UNSET:
+            row.scheduled_at = now
+            row.num_cached_tokens = chunk.num_cached
+        row.replica = self._replica
 
     def cut(self, run: RunId, now: Nanos) -> Nanos | None:
         """End run `run` at the first boundary strictly after now. Returns when that is, or None where it changes nothing."""
-        if self._run.run != run or self._ends_at <= now:
+        running, steps, prices, at = self._running
+        if running.run != run or self._ends_at <= now:
             return None
+        began, left = at, steps
         kept: list[Progression] = []
-        steps = 0
-        at = self._started_at
-        for price in self._prices:
+        for price in prices:
             count, lasting = steps_until(price, now - at)
             kept.append(Progression(count, price.first, price.increment))
-            steps += count
+            left -= count
             at += lasting
             if at > now:
                 break
-        if steps == self._steps:
+        if not left:
             return None
-        self._prices = kept
-        self._steps = steps
+        self._running = running, steps - left, kept, began
         self._ends_at = at
         return at
 
@@ -179,53 +163,61 @@ class Engine:
         """The run ends; None where it was cut, and does not end now."""
         if self._ends_at != now:
             return None
-        run = self._run
         self._ends_at = UNSET
-        world = self._world
-        steps = self._steps
-        self.num_steps += steps
-        group = self._group
-        stopped: list[RequestId] = []
+        run, steps, prices, began = self._running
+        group = self._groups[run.group]
+        stopped: tuple[RequestId, ...] = ()
         weight = run.num_decodes
         if weight:
-            if group.told_at == self._started_at and not group.late:
-                gaps = world.gaps
-                for price in self._prices:
+            if group.told_at == began and not group.late:
+                gaps = self._gaps
+                for price in prices:
                     gaps.frombytes(entry(weight, price.count, price.first, price.increment))
             else:
-                self._resume(group, weight, now)
+                self._resume(group, weight, prices, began)
             group.steps = step = group.steps + steps
             group.told_at = now
-            ends = group.ends
-            while ends and ends[0][0] <= step:
-                last, request = heappop(ends)
-                if group.last_step.get(request) == last:
-                    del group.last_step[request]
-                    stopped.append(request)
-        elif not group.last_step:
-            group.told_at = now
+            if group.ends[0][0] <= step:
+                stopped = self._stop(group, now)
+        else:
+            self._pauses += steps
+            if not group.last_step:
+                group.told_at = now
         for chunk in run.chunks:
             if chunk.last:
-                left = world.first_token(chunk.request, now)
+                left = self._world.first_token(chunk.request, now)
                 if left:
                     group.join(chunk.request, left, now)
                 else:
-                    stopped.append(chunk.request)
-        if not stopped:
-            return StepsDone(run.run, steps)
-        for request in stopped:
-            world.finish(request, now)
-        stopped.sort()
-        return StepsDone(run.run, steps, tuple(stopped))
+                    self._world.finish(chunk.request, now)
+                    stopped = tuple(sorted((*stopped, chunk.request)))
+        return StepsDone(run.run, steps, stopped)
 
-    def _resume(self, group: DecodeClock, weight: int, now: Nanos) -> None:  # noqa: ARG002 - a pipeline has no prices
-        """The first step after a pause, and those after it; the last one ends now."""
-        gaps = self._world.gaps
-        step = self._prices[0]
-        group.first_gaps(weight, self._started_at + step.first // UNITS_PER_NANO, gaps)
+    def _stop(self, group: DecodeClock, now: Nanos) -> tuple[RequestId, ...]:
+        """Those whose last step is done: no run goes beyond the first of them, so that it is everybody's now, and they ascend."""
+        stopped: tuple[RequestId, ...] = ()
+        while group.ends[0][0] <= group.steps:
+            last, request = heappop(group.ends)
+            if group.last_step.get(request) == last:
+                del group.last_step[request]
+                self._world.finish(request, now)
+                stopped += (request,)
+        return stopped
+
+    def _resume(self, group: DecodeClock, weight: int, prices: Sequence[Progression], began: Nanos) -> None:
+        """The `weight` members get a token after a pause, or their first one in this group, and more."""
+        gaps = self._gaps
+        step = prices[0]
+        at = began + step.first // UNITS_PER_NANO
+        late = group.late
+        if weight > len(late):
+            gaps.frombytes(entry(weight - len(late), 1, (at - group.told_at) * UNITS_PER_NANO, 0))
+        for told_at in late.values():
+            gaps.frombytes(entry(1, 1, (at - told_at) * UNITS_PER_NANO, 0))
+        late.clear()
         if step.count > 1:
             gaps.frombytes(entry(weight, step.count - 1, step.first + step.increment, step.increment))
-        for price in self._prices[1:]:
+        for price in prices[1:]:
             gaps.frombytes(entry(weight, price.count, price.first, price.increment))
 
     def preempt(self, requests: Sequence[RequestId]) -> None:
@@ -235,7 +227,7 @@ class Engine:
             world.rows[request].preemptions += 1
             for group in self._groups.values():
                 if (found := group.leave(request)) is not None:
-                    world.left[request], world.last_token_at[request] = found
+                    world.paused[request] = found
                     break
 
     def hold(self, requests: Sequence[RequestId]) -> None:
@@ -244,32 +236,31 @@ class Engine:
         for request in requests:
             for group in self._groups.values():
                 if (found := group.leave(request)) is not None:
-                    world.left[request], world.last_token_at[request] = found
+                    world.paused[request] = found
                     break
 
     def join(self, requests: Sequence[RequestId], group: int) -> None:
         """They decode with `group` from now on; their KV was held here, or has come."""
         world = self._world
-        joined = self._groups.setdefault(group, DecodeClock())
+        joined = self._groups[group]
         for request in requests:
-            joined.join(request, world.left.pop(request), world.last_token_at.pop(request))
+            joined.join(request, *world.paused.pop(request))
 
     def forget(self, requests: Sequence[RequestId]) -> None:
         """They are cancelled; what they have generated so far is their output."""
         world = self._world
         for request in requests:
-            left = world.left.pop(request, None)
+            left = world.paused.pop(request, None)
             for group in self._groups.values():
                 if (found := group.leave(request)) is not None:
-                    left, _ = found
+                    left = found
                     break
-            world.last_token_at.pop(request, None)
             if left is not None:
-                world.rows[request].num_output_tokens = world.outputs[request] - left
+                world.rows[request].num_output_tokens -= left[0]
 
     def cut_now(self, now: Nanos) -> Nanos | None:
         """As `cut`, of whatever runs."""
-        return self.cut(self._run.run, now)
+        return self.cut(self._running[0].run, now)
 
     def lose(self, now: Nanos) -> tuple[RunId, int, Nanos] | None:
         """The replica dies. Steps done by now count, but for the last of a run, of whose end nobody will hear.
@@ -278,10 +269,11 @@ class Engine:
         steps of it count: how many, and when the last of them ended.
         """
         cut_off = None
-        if self._ends_at != UNSET and self._steps > 1:
+        run, steps, prices, began = self._running
+        if self._ends_at != UNSET and steps > 1:
             kept: list[Progression] = []
-            at, left = self._started_at, self._steps - 1
-            for price in self._prices:
+            at, left = began, steps - 1
+            for price in prices:
                 count = min(steps_until(price, now - at)[0], left)
                 if count and at + total(price, count) > now:
                     count -= 1
@@ -291,12 +283,13 @@ class Engine:
                 at += total(price, count)
                 left -= count
             if kept:
-                self._prices, self._steps, self._ends_at = kept, sum(price.count for price in kept), at
+                steps = sum(price.count for price in kept)
+                self._running, self._ends_at = (run, steps, kept, began), at
                 self.end(at)
-                cut_off = self._run.run, self._steps, at
+                cut_off = run.run, steps, at
         world = self._world
         for group in self._groups.values():
             for request in list(group.last_step):
                 if (found := group.leave(request)) is not None:
-                    world.left[request], world.last_token_at[request] = found
+                    world.paused[request] = found
         return cut_off

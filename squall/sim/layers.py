@@ -35,7 +35,8 @@ class LayeredEngine(Engine):
         """Begin these layers; returns when they will be done."""
         if self._batch is not None:
             raise ValueError(f"replica {self._replica} asks for layers of batch {run.batch} while others run")
-        self._schedule(run.chunks, now)
+        for chunk in run.chunks:
+            self._schedule(chunk, now)
         self._batch = run
         self._batch_ends_at = now + self._layer_prices(run).between(run.first_layer, run.last_layer)
         return self._batch_ends_at
@@ -55,17 +56,17 @@ class LayeredEngine(Engine):
     def end(self, now: Nanos) -> StepsDone | LayersDone | None:
         """The run of steps, or the layers, that end now."""
         if self._batch is None or self._batch_ends_at != now:
-            return super().end(now) if self._ends_at == now else None
+            return super().end(now)
         run, self._batch = self._batch, None
         if run.last_layer < self._num_layers:
             return LayersDone(run.batch, run.last_layer)
-        self.num_steps += 1
+        self._pauses += 1
         world = self._world
         stopped: list[RequestId] = []
         for chunk in run.chunks:
             left = world.first_token(chunk.request, now)
             if left:
-                world.left[chunk.request], world.last_token_at[chunk.request] = left, now  # until it joins
+                world.paused[chunk.request] = left, now  # until it joins
             else:
                 stopped.append(chunk.request)
                 world.finish(chunk.request, now)

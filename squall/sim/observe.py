@@ -19,7 +19,7 @@ from squall.core.types import CONTROLLER, MachineId, Nanos, ReplicaId, RequestId
 from squall.fleet_tables import SLOWEST
 from squall.perf.latency import LatencyModel, Progression
 from squall.perf.progressions import total
-from squall.sim.driver import EventLog
+from squall.sim.seats import EventLog
 
 
 class Watcher(Protocol):

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from squall.core.types import CONTROLLER, MachineId, Nanos
+from squall.core.types import CONTROLLER, FOREVER, MachineId, Nanos
 
 # The order within an instant. Ties are decided here: by priority, then by machine, then first come, first served.
 END: Final = 0  # of steps and of the controller's actions
@@ -19,15 +19,23 @@ class Order:
 
     Args:
         highest: no machine's id is above it.
+
+    Attributes:
+        id, of_instant: the bits that say who it is, and those that say all but the instant.
+        priority, at: how many bits are below the priority, and below the instant.
+        message: what the first message of an instant has beside it.
+        last: later than all that is ever due. A heap that holds it always has a first.
     """
 
-    __slots__ = ("at", "id", "message", "priority")
+    __slots__ = ("at", "id", "last", "message", "of_instant", "priority")
 
     def __init__(self, highest: MachineId) -> None:
         self.priority = (highest + LOWEST).bit_length()
         self.at = self.priority + WAKE.bit_length()
         self.id = (1 << self.priority) - 1
+        self.of_instant = (1 << self.at) - 1
         self.message = MESSAGE << self.priority
+        self.last = 2 * FOREVER << self.at
 
     def first(self, at: Nanos, priority: int) -> int:
         """The least of that instant with that priority."""

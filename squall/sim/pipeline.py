@@ -8,10 +8,10 @@ from collections import deque
 
 from squall.core.actions import RunSteps
 from squall.core.events import LayersDone, StepsDone
-from squall.core.metrics import UNSET
 from squall.core.types import Nanos, ReplicaId, RunId
 from squall.errors import ConfigError
-from squall.sim.engine import DecodeClock, Engine
+from squall.perf.latency import UNITS_PER_NANO, Progression
+from squall.sim.engine import Engine
 from squall.sim.world import World
 
 
@@ -41,16 +41,17 @@ class PipelinedEngine(Engine):
             raise ValueError(f"replica {self._replica} asks for {run.steps} steps at once of a pipeline")
         if run.regrouped:
             self._regroup(run)
-        if run.group not in self._groups:
-            self._groups[run.group] = DecodeClock()
         free_at = self._free_at
-        if run.chunks:
-            self._schedule(run.chunks, free_at[0] if free_at[0] > now else now)
+        for chunk in run.chunks:
+            if chunk.offset == chunk.num_cached:  # the first one
+                self._schedule(chunk, free_at[0] if free_at[0] > now else now)
         for stage, busy in enumerate(self.latency.stages(run)):
             if free_at[stage] > now:
                 now = free_at[stage]
             now += busy
             free_at[stage] = now
+        if not self._on_way:
+            self._ends_at = now
         self._on_way.append((now, run))
         return now
 
@@ -58,19 +59,17 @@ class PipelinedEngine(Engine):
         """There are single steps only."""
 
     def end(self, now: Nanos) -> StepsDone | LayersDone | None:
-        """The batch that was issued first has passed the last stage; None where it was a batch of an engine that is no more."""
-        on_way = self._on_way
-        if not on_way or on_way[0][0] != now:
+        """The batch that was issued first has passed the last stage; None where it was a batch of an engine that is no more.
+
+        Its decodes have waited for their tokens since the last ones: for them that is what the step has cost.
+        """
+        if self._ends_at != now:
             return None
-        _, self._run = on_way.popleft()
-        self._group = self._groups[self._run.group]
-        self._steps = 1
-        self._started_at = UNSET
-        self._ends_at = now
-        return Engine.end(self, now)
-
-    def ends(self, at: Nanos) -> bool:
-        return bool(self._on_way) and self._on_way[0][0] == at
-
-    def _resume(self, group: DecodeClock, weight: int, now: Nanos) -> None:
-        group.first_gaps(weight, now, self._world.gaps)
+        on_way = self._on_way
+        _, run = on_way.popleft()
+        told_at = self._groups[run.group].told_at
+        self._running = run, 1, (Progression(1, (now - told_at) * UNITS_PER_NANO, 0),), told_at
+        done = Engine.end(self, now)
+        if on_way:
+            self._ends_at = on_way[0][0]
+        return done

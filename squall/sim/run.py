@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import merge
+from itertools import chain
 from operator import attrgetter
 
 from squall.config import Config
@@ -22,12 +23,16 @@ from squall.core.types import CONTROLLER, FOREVER, ROUTER, SECOND, MachineId, Na
 from squall.deployment import router_of
 from squall.perf.latency import LatencyModel
 from squall.sim.census import Census
-from squall.sim.driver import Driver, EventLog
+from squall.sim.driver import Driver
 from squall.sim.ground import Ground, Wires, bare_ground
 from squall.sim.kinds import Kind, each, files_outputs_of
 from squall.sim.loading import Delays, Loader
+from squall.sim.seats import EventLog
 from squall.sim.world import World
 from squall.workload.spec import OfferedRequest
+
+TOGETHER = 256
+"""Arrivals that are made at once: one by one costs more, and all of them much memory."""
 
 
 def simulate(
@@ -156,7 +161,9 @@ class Body:
 
     def offered(self, cancellations: Sequence[tuple[Nanos, RequestId]] = ()) -> Iterator[tuple[Nanos, AnyEvent]]:
         """What clients do of their own accord, in order of time; those who wait for an answer are released by the world."""
-        arrivals = _arrivals(self.world, self._requests)
+        own = [request for request in sorted(self._requests, key=attrgetter("arrived_at")) if request.after < 0]
+        some = (own[first : first + TOGETHER] for first in range(0, len(own), TOGETHER))
+        arrivals = chain.from_iterable(map(self.world.arrivals, some))
         return merge(arrivals, _cancellations(cancellations), key=lambda offered: offered[0]) if cancellations else arrivals
 
     def record(self) -> RunRecord:
@@ -197,12 +204,6 @@ def _in_vain_after(config: Config) -> Nanos:
     """By then whatever was broken on purpose is whole again, and a fleet that can come up has, three times over."""
     ends = [fault.at_s + fault.notice_s + (fault.duration_s or 0) for fault in config.faults]
     return round((max(3 * config.fleet.start_timeout_s, config.hazards.longest_s, 3600) + max(ends, default=0)) * SECOND)
-
-
-def _arrivals(world: World, requests: Sequence[OfferedRequest]) -> Iterator[tuple[Nanos, AnyEvent]]:
-    for request in sorted(requests, key=attrgetter("arrived_at")):
-        if request.after < 0:
-            yield request.arrived_at, world.arrival(request, request.arrived_at)
 
 
 def _cancellations(cancellations: Sequence[tuple[Nanos, RequestId]]) -> Iterator[tuple[Nanos, AnyEvent]]:

@@ -19,12 +19,12 @@ from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import resolve_gpu
 from squall.perf.latency import LatencyModel
 from squall.pools import alike, num_gpus, price_of
-from squall.sim.driver import EventLog as Log
 from squall.sim.ground import Ground, ground
 from squall.sim.kinds import Kind, each, kinds_of
 from squall.sim.observe import Created, Observer, watched
 from squall.sim.prepare import prepare
 from squall.sim.run import simulate
+from squall.sim.seats import EventLog as Log
 from squall.sim.swap import with_copies
 from squall.workload.build import build
 from squall.workload.spec import OfferedRequest
