@@ -59,7 +59,7 @@ def within_cache(
         keep: idle blocks that the plan wants to stay.
         looked_at: whose cached blocks the plan rests on, besides those of the batch.
     """
-    idle = len(pool.idle)
+    idle = pool.num_idle
     free = pool.num_available - idle
     most = idle - keep
     if most > EVICTED_AT_ONCE and not batch:

@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squall.core.blocks import PLACES, BlockPool
+from squall.core.blocks import BlockPool
 
 
 def cached(pool: BlockPool, *hashes: int) -> BlockPool:
@@ -120,9 +120,9 @@ def test_the_order_of_eviction_is_kept_however_long_it_goes_on() -> None:
         shared = chain[:held] + pool.share(chain[held:])
         pool.release(len(chain), shared)
         idle.update(dict.fromkeys(reversed(shared)))
-        assert pool.oldest(3) == tuple(idle)[:3]
-        assert pool.oldest(80) == tuple(idle)
-    assert evicted > PLACES
+        most = dice.choice((0, 0, 0, 3, 20, 80))  # as far as it has been looked, blocks lie apart from their chains
+        assert pool.oldest(most) == tuple(idle)[:most]
+    assert evicted > 1_000
 
 
 class Book:
