@@ -50,7 +50,7 @@ from squall.core.lifecycle import Phase
 from squall.core.metrics import Decision, Delivery
 from squall.core.types import CONTROLLER, ROUTER, MachineId, Nanos, ReplicaId, Request, RequestId, Role
 from squall.deployment import plain_plan, router_of
-from squall.errors import ConfigError, HostLost, SquallError
+from squall.errors import ConfigError
 from squall.eventlog import EventLog
 from squall.live.activations import ActivationsOffer
 from squall.live.driver import Driver, Priority
@@ -62,13 +62,11 @@ from squall.live.gauges import Gauges
 from squall.live.launch import Launcher
 from squall.live.rpc.client import SILENCE_S, ReplicaClient
 from squall.live.rpc.convert import Peer, ReplicaLoad, WeightsMoved
+from squall.live.sessions import Sessions
 from squall.live.stream import Stream
 from squall.live.streams import Streams
 from squall.live.transport.kv import KvOffer
 from squall.quantities import counted
-
-GOODBYE_S = 2.0
-"""How long a worker may take to end a session that it was asked to end."""
 
 
 class Head:
@@ -106,10 +104,9 @@ class Head:
         self.draining = False
         self.load_failure: asyncio.Future[str] | None = None
         self.neighbours: Sequence[Head] = ()
-        self._launcher = launcher
+        self._sessions = Sessions(launcher, self, silence_s)
         self._log = log
         self._say = say
-        self._silence_s = silence_s
         block_size = config.replica.block_size if getattr(config.batching, "prefix_cache", False) else None
         self._streams = Streams(max_model_len, block_size, self._give_up)
         plan = plan or plain_plan(config)
@@ -122,11 +119,7 @@ class Head:
         self._driver = Driver(
             {ROUTER: self._router, CONTROLLER: self._controller}, self._perform, log.record if log else None, after=self._look
         )
-        self._clients: dict[ReplicaId, ReplicaClient] = {}
-        self._tasks: dict[ReplicaId, asyncio.Task[None]] = {}
-        self._stopping: set[ReplicaId] = set()
         self._pairs: dict[ReplicaId, ReplicaId] = {}  # the source of each target (live scaling)
-        self._last_words: dict[ReplicaId, str] = {}
         self._missed: set[ReplicaId] = set()  # of whose end a person was told
         self._looked = asyncio.Event()
         self._may_rest = all(bounds.minimum == 0 for bounds in plan.bounds.values())
@@ -174,11 +167,7 @@ class Head:
         """End everything now; streams that are open fail."""
         self._driver.stop()
         self._streams.fail_all("the service was shut down before the request was finished")
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._launcher.close()
+        await self._sessions.close()
 
     # -- Frontend
 
@@ -221,19 +210,19 @@ class Head:
                 self._offer_to(to, action.event)
             case Send(to, event):
                 self._follow_pairs(event)
-                self._send(to, event)
+                self._sessions.send(to, event)
             case Reply():
                 self._streams.reject(action)
             case StartReplica(replica):
                 self._began_at = self._began_at or self._driver.now
-                self._tasks[replica] = asyncio.create_task(self._live(replica, settled=self._began_at == self._driver.now))
+                self._sessions.start(replica, settled=self._began_at == self._driver.now)
             case LoadWeights():
                 self._book.hold(action)
                 self._release_loads()
             case WarmReplica(replica):
-                self._send(replica, action)
+                self._sessions.send(replica, action)
             case StopReplica(replica):
-                self._stop(replica)
+                self._sessions.stop(replica)
             case TellNeighbours(event):
                 for head in self.neighbours:
                     head.hear(event)
@@ -251,7 +240,7 @@ class Head:
             return
         stream.sent(replica, self._driver.now)
         continued = replace(request, num_output_tokens=len(stream.output))
-        if client := self._clients.get(replica):
+        if client := self._sessions.get(replica):
             client.send(Submitted(continued), stream.job)
 
     def _offer_to(self, replica: ReplicaId, event: AnyEvent) -> None:
@@ -260,74 +249,36 @@ class Head:
         Where the client is gone, the router is about to call it off.
         """
         assert isinstance(event, Offered)
-        stream, client = self._streams.get(event.request.id), self._clients.get(replica)
+        stream, client = self._streams.get(event.request.id), self._sessions.get(replica)
         if stream is not None and client is not None:
             client.send(event, replace(stream.job, block_hashes=()))
-
-    def _send(self, replica: ReplicaId, message: AnyEvent | AnyAction) -> None:
-        """To a replica that is gone, nothing: its loss is on the way to the machines."""
-        if client := self._clients.get(replica):
-            client.send(message)
 
     def _give_up(self, request: RequestId) -> None:
         """A client went away."""
         self._driver.post(ROUTER, Cancelled(request), Priority.ARRIVAL)
 
-    # -- the life of a replica's process and session
-
     def _release_loads(self) -> None:
         """Give the orders for weights whose givers can be reached by now."""
-        for action, peers in self._book.released(self._tasks.keys() - self._stopping):
-            if client := self._clients.get(action.replica):
+        for action, peers in self._book.released(self._sessions.wanted):
+            if client := self._sessions.get(action.replica):
                 client.send(action, peers=peers)
 
-    async def _live(self, replica: ReplicaId, *, settled: bool) -> None:
-        """From its start to its loss. A settled one was there when the fleet began."""
-        address, client, said = "", None, False
-        try:
-            address = await self._launcher.start(replica)
-            client = self._clients[replica] = ReplicaClient(replica, self, self._launcher.token, self._silence_s, settled=settled)
-            why = await client.run(address)
-        except SquallError as error:
-            why, said = str(error), isinstance(error, HostLost)
-            if isinstance(error, ConfigError):
-                self._cannot_serve(why)
-        if replica in self._stopping:
-            return
-        self._forget(replica)
-        if client is not None and not client.was_stopped:  # else it may have waited for us in vain, and gets another session
-            await self._launcher.kill(address)
-        why = self._last_words.pop(replica, why)
-        if not said:
-            self._miss(replica, f"is lost: {why}")
-        self._over(replica, ReplicaLost(replica, why))
+    # -- what its sessions say (see `Keeper`)
 
-    def _stop(self, replica: ReplicaId) -> None:
-        """The controller wants it gone; it has no requests, or none that the controller waits for."""
-        self._stopping.add(replica)
-        self._tasks[replica] = asyncio.create_task(self._end(replica, self._tasks.get(replica)))
-
-    async def _end(self, replica: ReplicaId, living: asyncio.Task[None] | None) -> None:
-        self._send(replica, StopReplica(replica))
-        if living is not None:
-            if replica in self._clients:
-                await asyncio.wait([living], timeout=GOODBYE_S)
-            living.cancel()
-        self._forget(replica)
-        await self._launcher.stop(replica)
-        self._stopping.discard(replica)
-        self._over(replica, ReplicaStopped(replica))
-
-    def _forget(self, replica: ReplicaId) -> None:
-        """Hear nothing of it any more."""
-        self._clients.pop(replica, None)
+    def gone(self, replica: ReplicaId) -> None:
         self._book.gone(replica)
         self._gauges.gone(replica)
 
-    def _over(self, replica: ReplicaId, event: ReplicaLost | ReplicaStopped) -> None:
-        self._tasks.pop(replica, None)
+    def over(self, event: ReplicaLost | ReplicaStopped, *, said: bool = False) -> None:
+        if isinstance(event, ReplicaLost) and not said:
+            self._miss(event.replica, f"is lost: {event.reason}")
         self._driver.post(CONTROLLER, event, Priority.END)
         self._release_loads()
+
+    def cannot_serve(self, why: str) -> None:
+        """Before anything ran, what is wrong is the user's to put right."""
+        if not self._router.num_open and self.load_failure is not None and not self.load_failure.done():
+            self.load_failure.set_result(why)
 
     def _miss(self, replica: ReplicaId, what: str) -> None:
         self._missed.add(replica)
@@ -340,11 +291,6 @@ class Head:
             self._say(f"replica {replica} serves again")
         self._missed -= back
 
-    def _cannot_serve(self, why: str) -> None:
-        """Before anything ran, what is wrong is the user's to put right."""
-        if not self._router.num_open and self.load_failure is not None and not self.load_failure.done():
-            self.load_failure.set_result(why)
-
     # -- what a launcher of many hosts says (see `Watch`)
 
     def host_out(self, host: int) -> None:
@@ -354,16 +300,16 @@ class Head:
         self._driver.post(CONTROLLER, NodeUp(host), Priority.END)
 
     def no_host(self, why: str) -> None:
-        self._cannot_serve(why)
+        self.cannot_serve(why)
 
     # -- what replicas say
 
     def heard(self, client: ReplicaClient, to: MachineId, event: AnyEvent) -> None:
-        if self._clients.get(client.replica) is not client:
+        if not self._sessions.holds(client):
             return
         if to >= 0:  # another replica
             self._follow_pairs(event)
-            self._send(to, event)
+            self._sessions.send(to, event)
             return
         match event:
             case TakenOver():
@@ -374,9 +320,9 @@ class Head:
             case LoadFailed(_, reason):
                 self._book.num_failed_loads += 1
                 self._miss(client.replica, f"cannot load the model: {reason}")
-                self._cannot_serve(reason)
+                self.cannot_serve(reason)
             case ReplicaLost(_, reason):
-                self._last_words[client.replica] = reason
+                self._sessions.will_end(client.replica, reason)
                 return  # the session ends with it, and its end is what the controller hears of, once
             case ReplicaStopped():
                 return  # the same
@@ -387,10 +333,10 @@ class Head:
 
         Where the pair has ended meanwhile nobody takes it, and its requests begin anew.
         """
-        if self._clients.get(client.replica) is not client:
+        if not self._sessions.holds(client):
             return
         requests = tuple(sorted(request.id for request in event.requests))
-        receiver = self._clients.get(to)
+        receiver = self._sessions.get(to)
         if receiver is None or self._pairs.get(event.target) != to:
             self._driver.post(ROUTER, Surrendered(event.target, requests), Priority.END)
             return
@@ -405,28 +351,28 @@ class Head:
                 self._pairs.pop(target, None)
 
     def tokens(self, client: ReplicaClient, tokens: Sequence[TokenOut]) -> None:
-        if self._clients.get(client.replica) is client:
+        if self._sessions.holds(client):
             self._streams.push(tokens, client.replica)
 
     def begun(self, client: ReplicaClient, requests: Sequence[RequestId]) -> None:
-        if self._clients.get(client.replica) is client:
+        if self._sessions.holds(client):
             self._streams.begun(requests)
 
     def reachable(self, client: ReplicaClient, peer: Peer) -> None:
-        if self._clients.get(client.replica) is client:
+        if self._sessions.holds(client):
             self._book.reachable(peer)
             self._release_loads()
 
     def moved(self, client: ReplicaClient, moved: WeightsMoved) -> None:
-        if self._clients.get(client.replica) is client:
+        if self._sessions.holds(client):
             self._book.moved(client.replica, moved)
 
     def offered(self, client: ReplicaClient, offer: KvOffer | ActivationsOffer) -> None:
-        if self._clients.get(client.replica) is client and (receiver := self._clients.get(offer.to)):
+        if self._sessions.holds(client) and (receiver := self._sessions.get(offer.to)):
             receiver.hand_on(offer)
 
     def load(self, client: ReplicaClient, load: ReplicaLoad) -> None:
-        if self._clients.get(client.replica) is client:
+        if self._sessions.holds(client):
             self._gauges.say(client.replica, load)
             if self._log is not None:
                 self._log.flush()
