@@ -299,11 +299,11 @@ class Batcher:
             self._chunks.clear()
         pool = self.pool
         evictable: tuple[BlockHash, ...] = ()
-        if pool.num_idle:
+        if pool.idle:
             if steps > 1:
                 advancing = group if decodes else None
                 steps, evictable = within_cache(pool, advancing, self._batch, self.block_size, steps, plan.keep, self._looked_at)
-            elif (evicted := self._taken + self.decode_blocks - pool.num_available + pool.num_idle) > 0:
+            elif (evicted := self._taken + self.decode_blocks - pool.num_available + len(pool.idle)) > 0:
                 evictable = pool.oldest(evicted)
         elif steps > 1:
             blocks = pool.num_available - plan.keep

@@ -8,8 +8,8 @@ says. A cached block that nobody uses is idle: it counts as available, and the o
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from itertools import filterfalse, islice, takewhile
+from collections.abc import Collection, Sequence
+from itertools import filterfalse, islice, repeat, takewhile
 from typing import Final
 
 from squall.core.types import BlockHash, Request
@@ -29,10 +29,6 @@ def most_blocks(request: Request, block_size: int) -> int:
     return blocks_of(request.num_prompt_tokens + request.max_output_tokens - 1, block_size)
 
 
-IN_USE: Final = 0
-"""The chain of blocks that somebody uses; those of idle ones are numbered from 1."""
-
-
 class BlockPool:
     """Counts of blocks.
 
@@ -45,35 +41,35 @@ class BlockPool:
     Attributes:
         num_blocks: as given.
         num_available: blocks that may be taken: the free and the idle ones.
-        num_idle: the cached blocks that nobody uses.
+        idle: the cached blocks that nobody uses; of each, the number of its chain.
     """
 
-    __slots__ = ("_cached", "_chains", "_latest", "_more", "_next", "num_available", "num_blocks", "num_idle")
+    __slots__ = ("_chains", "_held", "_latest", "_more", "_next", "idle", "num_available", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_available = num_blocks
-        self.num_idle = 0
-        self._cached: dict[BlockHash, int] = {}  # of each, its chain
+        self._held: set[BlockHash] = set()  # all that are cached
         self._more: dict[BlockHash, int] = {}  # users of a block beyond the first
-        self._next: list[BlockHash] = []  # idle ones in the order of eviction: runs name them, and evict them at their end
+        self.idle: dict[BlockHash, int] = {}
+        self._next: list[BlockHash] = []  # of these the first to be evicted: runs name them, and evict them at their end
         self._chains: OrderedDict[int, Sequence[BlockHash]] = OrderedDict()  # those after them
-        self._latest = IN_USE  # the number of the last one
+        self._latest = 0  # the number of the last one
 
     @property
     def num_free(self) -> int:
         """Blocks that hold nothing."""
-        return self.num_available - self.num_idle
+        return self.num_available - len(self.idle)
 
     def take(self, count: int) -> None:
         """Make `count` blocks private: free ones first, then evicted ones. There must be as many available."""
         self.num_available -= count
-        excess = self.num_idle - self.num_available
+        excess = len(self.idle) - self.num_available
         if excess > 0:
             evicted = self.oldest(excess)
             del self._next[:excess]
-            self.num_idle -= excess
-            list(map(self._cached.pop, evicted))
+            self._held.difference_update(evicted)
+            list(map(self.idle.pop, evicted))
 
     def oldest(self, most: int) -> tuple[BlockHash, ...]:
         """The idle blocks that would be evicted first, in this order: `most` of them, or all."""
@@ -84,44 +80,38 @@ class BlockPool:
 
     def match(self, hashes: Sequence[BlockHash], limit: int) -> tuple[int, int]:
         """How many of the first `limit` hashes are held without a gap, and how many of those are in use already."""
-        cached = self._cached
-        held = tuple(takewhile(cached.__contains__, islice(hashes, limit)))
-        return len(held), list(map(cached.__getitem__, held)).count(IN_USE)
+        held = tuple(takewhile(self._held.__contains__, islice(hashes, limit)))
+        return len(held), len(held) - sum(map(self.idle.__contains__, held))
 
     def use(self, hashes: Sequence[BlockHash]) -> None:
         """One more user for each of these held blocks."""
-        cached = self._cached
-        found = list(map(cached.__getitem__, hashes))
-        num_idle = len(found) - found.count(IN_USE)
-        if num_idle < len(found):
-            more = self._more
-            for block, number in zip(hashes, found, strict=True):
-                if number == IN_USE:
-                    more[block] = more.get(block, 0) + 1
-        if num_idle:
-            self.num_available -= num_idle
-            self.num_idle -= num_idle
-            self._leave_idle(set(hashes), set(found))
-            cached.update(dict.fromkeys(hashes, IN_USE))
+        idle = self.idle
+        more = self._more
+        for block in filterfalse(idle.__contains__, hashes):
+            more[block] = more.get(block, 0) + 1
+        numbers = list(map(idle.pop, filter(idle.__contains__, hashes)))
+        if numbers:
+            self.num_available -= len(numbers)
+            self._unchain(set(hashes), set(numbers))
 
-    def _leave_idle(self, used: set[BlockHash], numbers: set[int]) -> None:
+    def _unchain(self, used: set[BlockHash], numbers: set[int]) -> None:
         """These of the chains are idle no more."""
         chains = self._chains
         for number in numbers:
-            if number in chains:
-                rest = tuple(filterfalse(used.__contains__, chains[number]))
-                if rest:
-                    chains[number] = rest
-                else:
-                    del chains[number]
-            elif number != IN_USE:
+            if number not in chains:
                 self._next[:] = filterfalse(used.__contains__, self._next)
+            elif rest := tuple(filterfalse(used.__contains__, chains[number])):
+                chains[number] = rest
+            else:
+                del chains[number]
 
-    def share(self, hashes: Iterable[BlockHash]) -> tuple[BlockHash, ...]:
+    def share(self, hashes: Sequence[BlockHash]) -> tuple[BlockHash, ...]:
         """Turn private blocks into cached ones with one user, and return them; one whose hash is held already stays private."""
-        new = dict.fromkeys(filterfalse(self._cached.__contains__, hashes), IN_USE)
-        self._cached.update(new)
-        return tuple(new)
+        held = self._held
+        before = len(held)
+        new = tuple(hashes if held.isdisjoint(hashes) else filterfalse(held.__contains__, hashes))
+        held.update(new)
+        return new if len(held) == before + len(new) else tuple(dict.fromkeys(new))
 
     def release(self, num_blocks: int, shared: Sequence[BlockHash]) -> None:
         """One user gives back its `num_blocks` blocks, of which those in `shared` are cached.
@@ -134,15 +124,14 @@ class BlockPool:
             shared = tuple(filterfalse(used.__contains__, shared))
         if shared:
             self._latest = number = self._latest + 1
-            self._cached.update(dict.fromkeys(shared, number))
             self._chains[number] = shared[::-1]
-            self.num_idle += len(shared)
+            self.idle.update(zip(shared, repeat(number)))
 
-    def _leave(self, used: Iterable[BlockHash]) -> None:
+    def _leave(self, used: Collection[BlockHash]) -> None:
         """One user less for blocks that others use, too."""
         more = self._more
+        self.num_available -= len(used)
         for block in used:
             others = more.pop(block)
             if others > 1:
                 more[block] = others - 1
-            self.num_available -= 1

@@ -262,7 +262,7 @@ class HandoffTarget:
         if len(self._running) + len(self.arrived) + self._num_reserved() >= self._seats:
             return False
         blocks = coming.work.blocks
-        evicted = pool.oldest(max(0, blocks - pool.num_free)) if pool.num_idle else ()
+        evicted = pool.oldest(max(0, blocks - pool.num_free)) if pool.idle else ()
         pool.take(blocks)
         coming.reserved = True
         request = coming.work.request.id

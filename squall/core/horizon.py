@@ -59,7 +59,7 @@ def within_cache(
         keep: idle blocks that the plan wants to stay.
         looked_at: whose cached blocks the plan rests on, besides those of the batch.
     """
-    idle = pool.num_idle
+    idle = len(pool.idle)
     free = pool.num_available - idle
     most = idle - keep
     if most > EVICTED_AT_ONCE and not batch:
@@ -70,11 +70,10 @@ def within_cache(
     evicted = pool.oldest(taken - free)
     if steps > 1 and (batch or looked_at):
         # The plan rests on the cached blocks of these: it holds until the first of them is evicted.
-        victims = set(evicted)
         watched: set[BlockHash] = set()
         for work in (*looked_at, *(work for work, _, _ in batch)):
-            watched.update(victims.intersection(work.hashes))
-        if watched:
+            watched.update(filter(pool.idle.__contains__, work.hashes))
+        if not watched.isdisjoint(evicted):
             first = next(i for i, block in enumerate(evicted) if block in watched)
             steps, taken = within(group, batch, block_size, steps, free + first)
             return steps, pool.oldest(max(0, taken - free))
