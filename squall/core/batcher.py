@@ -77,7 +77,7 @@ class Batcher:
         self._group = self.decodes  # of the run; `num_decodes` of it advance: all or none
         self._batch: list[Piece] = []  # the run's chunks
         self._chunks: list[Chunk] = []  # the same for the engine, until it is told
-        self._taken = 0  # blocks that these take in the first step
+        self._taken = 0  # blocks that the run takes in its first step
         self._cancelled: list[RequestId] = []  # in a run, to be dropped at its end
         self._looked_at: dict[WorkView, int] = {}  # whose cached blocks the policy asked for, and how many are held
 
@@ -108,20 +108,30 @@ class Batcher:
         self._busy = False
         steps = event.steps
         stopped = event.stopped
-        batch = self._batch
-        taken = self._taken if steps == 1 or not batch else self._lengthen(steps)
+        taken = self._taken if steps == 1 else self._lengthen(steps)
         if self.num_decodes:
-            group = self._group
-            taken += self.decode_blocks if steps == 1 else group.blocks(steps)
-            group.step += steps
+            self._group.step += steps
             self.steps_since_mark += steps
         if taken:
-            self.pool.take(taken)
+            pool = self.pool
+            if pool.idle:
+                pool.take(taken)
+            else:
+                pool.num_available -= taken
         for request in stopped:
             work = self._running[request]
             if work.group is not None:
                 self._drop(work)
-        first = self._prefill(batch, stopped) if batch else []
+        first: list[RequestId] = []
+        if self._batch:
+            for work, tokens, blocks in self._batch:
+                work.blocks = blocks
+                work.computed += tokens
+                if work.hashes:
+                    self._share(work, tokens)
+                if work.computed >= work.target:
+                    self._complete(work, stopped, first)
+            self._batch.clear()
         if self._group is not self.decodes:
             self.decodes = self._group = self._groups.unite(self.decodes, self._group)
         if self._cancelled:
@@ -138,41 +148,33 @@ class Batcher:
         return gone
 
     def _lengthen(self, steps: int) -> int:
-        """What each chunk computed in several steps. Returns the blocks that they took."""
-        taken = 0
+        """The run had several steps: what each chunk computed in all of them. Returns the blocks that the run took."""
+        taken = self._group.blocks(steps) if self.num_decodes else 0
         for i, (work, tokens, _) in enumerate(self._batch):
             blocks = work.new_blocks(tokens * steps, self.block_size)
             self._batch[i] = work, tokens * steps, work.blocks + blocks
             taken += blocks
         return taken
 
-    def _prefill(self, batch: list[Piece], stopped: Sequence[RequestId]) -> list[RequestId]:
-        """The chunks are done; where one was the last of its prefill it produced a token. Returns whose first one that was."""
-        first: list[RequestId] = []
-        for work, tokens, blocks in batch:
-            computed = work.computed
-            work.computed = done = computed + tokens
-            work.blocks = blocks
-            if work.hashes:
-                size = self.block_size
-                work.shared += self.pool.share(work.hashes[computed // size : done // size])
-            if done < work.target:
-                continue
-            request = work.request
-            if work.generated == request.num_output_tokens:
-                first.append(request.id)
-            work.generated += 1
-            if request.id in stopped:
-                self._drop(work)
-                continue
-            self.prefilling.remove(work)
-            if self.hands_off:
-                self._decode(work)
-            else:
-                self._group.join(work)
-        batch.clear()
-        first.sort()
-        return first
+    def _share(self, work: Work, tokens: int) -> None:
+        """The blocks that its last so many tokens have filled are cached."""
+        size = self.block_size
+        work.shared += self.pool.share(work.hashes[(work.computed - tokens) // size : work.computed // size])
+
+    def _complete(self, work: Work, stopped: Sequence[RequestId], first: list[RequestId]) -> None:
+        """Its prefill is done and it produced a token."""
+        request = work.request
+        if work.generated == request.num_output_tokens:
+            first.append(request.id)
+        work.generated += 1
+        if request.id in stopped:
+            self._drop(work)
+            return
+        self.prefilling.remove(work)
+        if self.hands_off:
+            self._decode(work)
+        else:
+            self._group.join(work)
 
     def _decode(self, work: Work) -> None:
         """It has its first token, where not everybody decodes here."""
@@ -199,21 +201,32 @@ class Batcher:
     def _plan(self, preempted: list[RequestId]) -> Plan:
         """The policy's answer, after preempting until the next step of what runs has its blocks."""
         self.preempted = False
+        size = self.block_size
         while True:
             decodes = self.decodes
-            self.num_decodes = size = decodes.size
-            self.decode_blocks = grown = decodes.growth_at[decodes.step % self.block_size]
-            self.free_blocks = free = self.pool.num_available - grown
+            self.num_decodes = decodes.size
+            self.decode_blocks = taken = decodes.growth_at[decodes.step % size]
+            available = self.pool.num_available
+            self.free_blocks = available - taken
             if self._looked_at:
                 self._looked_at.clear()
             plan = self._answer(self)
-            self._taken = taken = self._go_on(plan.chunks) if plan.chunks else 0
-            if plan.decodes < size:
+            if plan.decodes < decodes.size:
                 self.num_decodes = plan.decodes
                 if not plan.decodes:
-                    free += grown
-                    self.decode_blocks = 0
-            if taken <= free and not plan.preempt:
+                    taken = 0
+            if plan.chunks:
+                for work, tokens in zip(self.prefilling, plan.chunks, strict=False):
+                    if tokens:
+                        done = work.computed + tokens
+                        blocks = work.blocks  # all that it has reserved, if it has
+                        if done > blocks * size:
+                            blocks = -(-done // size)
+                            taken += blocks - work.blocks
+                        self._batch.append((work, tokens, blocks))
+                        self._chunks.append(Chunk(work.request.id, work.computed, tokens, 0, done == work.target))
+            self._taken = taken
+            if taken <= available and not plan.preempt:
                 return plan
             self._batch.clear()
             self._chunks.clear()
@@ -223,22 +236,6 @@ class Batcher:
                 return Plan()
             preempted.append(self._preempt(victim))
             self.preempted = True
-
-    def _go_on(self, pieces: tuple[int, ...]) -> int:
-        """The next pieces of the requests in prefill, into the batch. Returns the blocks that they take in a step."""
-        size = self.block_size
-        taken = 0
-        for work, tokens in zip(self.prefilling, pieces, strict=False):
-            if tokens:
-                offset = work.computed
-                done = offset + tokens
-                blocks = held = work.blocks  # all that it has reserved
-                if done > held * size:
-                    blocks = -(-done // size)
-                    taken += blocks - held
-                self._batch.append((work, tokens, blocks))
-                self._chunks.append(Chunk(work.request.id, offset, tokens, 0, done == work.target))
-        return taken
 
     def cached(self, work: WorkView) -> tuple[int, int]:
         """See BatchingView. A prefill always computes at least one token."""
@@ -286,7 +283,7 @@ class Batcher:
         decodes = self.num_decodes
         if decodes < self.decodes.size and decodes:  # where none takes part they only pause, and whoever is new joins them
             self.decodes, self._group = self._groups.part(self.decodes, decodes)
-            self.decode_blocks = self._group.next_blocks()
+            self._taken += self._group.next_blocks() - self.decode_blocks
         if plan.mark:
             self.steps_since_mark = 0
         group = self._group
@@ -303,7 +300,7 @@ class Batcher:
             if steps > 1:
                 advancing = group if decodes else None
                 steps, evictable = within_cache(pool, advancing, self._batch, self.block_size, steps, plan.keep, self._looked_at)
-            elif (evicted := self._taken + self.decode_blocks - pool.num_available + len(pool.idle)) > 0:
+            elif (evicted := self._taken - pool.num_available + len(pool.idle)) > 0:
                 evictable = pool.oldest(evicted)
         elif steps > 1:
             blocks = pool.num_available - plan.keep
@@ -339,8 +336,8 @@ class Batcher:
             self._batch.append((work, tokens, blocks))
             self._chunks.append(Chunk(request, cached, tokens, cached, done == work.target, reserved))
         self._taken = taken
-        free = self.pool.num_available - self.decode_blocks
-        if taken > free:
+        if taken > self.pool.num_available:
+            free = self.pool.num_available - (self._group.next_blocks() if self.num_decodes else 0)
             raise ValueError(f"{type(self.policy).__name__} admitted more than the {free} free blocks can hold")
 
     def _reuse(self, work: Work) -> int:

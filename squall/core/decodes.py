@@ -84,7 +84,7 @@ class DecodeGroup:
         growth_at: blocks that a step takes, by the step modulo the block size.
     """
 
-    __slots__ = ("_block_size", "_growing", "base", "growth_at", "id", "size", "step")
+    __slots__ = ("_block_size", "_complete", "base", "growth_at", "id", "size", "step")
 
     def __init__(self, block_size: int, id: int = 0) -> None:
         self.id = id
@@ -93,15 +93,16 @@ class DecodeGroup:
         self.base = 0
         self.growth_at = [0] * block_size
         self._block_size = block_size
-        self._growing = 0  # members that take blocks
+        self._complete = 0  # members that take no blocks any more
 
     def join(self, work: Work) -> None:
         work.group = self
         work.ahead = ahead = work.target - self.step
         self.size += 1
         self.base += ahead + 1
-        if not work.complete:
-            self._growing += 1
+        if work.complete:
+            self._complete += 1
+        else:
             self.growth_at[-ahead % self._block_size] += 1
 
     def leave(self, work: Work) -> int:
@@ -110,9 +111,10 @@ class DecodeGroup:
         tokens = ahead + self.step
         self.size -= 1
         self.base -= ahead + 1
-        if not work.complete:
+        if work.complete:
+            self._complete -= 1
+        else:
             size = self._block_size
-            self._growing -= 1
             self.growth_at[-ahead % size] -= 1
             work.blocks = -(-tokens // size)
         work.generated += tokens - work.target
@@ -143,7 +145,7 @@ class DecodeGroup:
         cycles, rest = divmod(steps, size)
         to = at + rest
         taken = sum(growth[at:to]) if to <= size else sum(growth[at:]) + sum(growth[: to - size])
-        return taken + cycles * self._growing
+        return taken + cycles * (self.size - self._complete)
 
     def growth(self) -> list[int]:
         """Blocks that each of the next `block_size` steps takes; those after them take the same again."""
@@ -152,7 +154,7 @@ class DecodeGroup:
 
     def steps_within(self, blocks: int, most: int) -> int:
         """Steps that take no more than `blocks` blocks: up to `most`, or a multiple of the block size where that is many."""
-        growing = self._growing
+        growing = self.size - self._complete
         if not growing:
             return most
         if blocks >= growing:

@@ -75,6 +75,8 @@ class Groups:
 
     def told(self) -> tuple[Regrouped, ...]:
         """What has changed since this was asked last."""
+        if not self.moved:
+            return ()
         moved = tuple(self.moved)
         self.moved.clear()
         return moved

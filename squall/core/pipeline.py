@@ -17,21 +17,8 @@ from squall.core.swap import SwappingReplica, host_blocks_of
 from squall.core.types import ReplicaId, RequestId, RunId
 from squall.core.views import BatchingPolicy, Plan
 
-
-class Flight:
-    """A run in progress: what `Replica` knows of the only one.
-
-    Attributes:
-        group, num_decodes: which decodes advance.
-        batch: the prefills that it works on.
-    """
-
-    __slots__ = ("batch", "group", "num_decodes")
-
-    def __init__(self, group: DecodeGroup, num_decodes: int, batch: list[Piece]) -> None:
-        self.group = group
-        self.num_decodes = num_decodes
-        self.batch = batch
+Flight = tuple[DecodeGroup, int, list[Piece]]
+"""A run in progress, as `Batcher` knows the only one: its group of decodes, how many of them advance, and its chunks."""
 
 
 class PipelinedReplica(Replica):
@@ -50,8 +37,8 @@ class PipelinedReplica(Replica):
         self._num_runs = 0
 
     def growth(self, run: RunId) -> list[int]:
-        flight = self._flights[run]
-        return flight.group.growth() if flight.num_decodes else [0] * self.block_size
+        group, num_decodes, _ = self._flights[run]
+        return group.growth() if num_decodes else [0] * self.block_size
 
     def _cut(self) -> list[AnyAction]:
         return []  # single steps only
@@ -62,11 +49,9 @@ class PipelinedReplica(Replica):
             raise ValueError(f"replica {self.id} is not in run {event.run}")
         self._run = event.run
         self._busy = True
-        self._group = flight.group
-        self.num_decodes = flight.num_decodes
-        self._batch = flight.batch
-        self._taken = self.decode_blocks = 0  # its blocks were taken when it began
-        for work, _, _ in flight.batch:
+        self._group, self.num_decodes, self._batch = flight
+        self._taken = 0  # its blocks were taken when it began
+        for work, _, _ in self._batch:
             self.prefilling.append(work)
         return Replica._end_run(self, event)
 
@@ -85,7 +70,7 @@ class PipelinedReplica(Replica):
         """As many runs as there is room for."""
         before = self._num_runs
         actions = Replica._begin_run(self, first, finished, gone)
-        while before != self._num_runs and len(self._flights) < self.num_stages:
+        while before != self._num_runs and not self._busy:
             before = self._num_runs
             actions += Replica._begin_run(self, (), (), ())
         return actions
@@ -98,12 +83,11 @@ class PipelinedReplica(Replica):
             self._group = self._groups.empty()
         action = Replica._launch(self, plan, 1)
         self._num_runs = self._run
-        taken = self._taken + self.decode_blocks
-        if taken:
-            self.pool.take(taken)
+        if self._taken:
+            self.pool.take(self._taken)
         for work, _, _ in self._batch:
             self.prefilling.remove(work)
-        self._flights[self._run] = Flight(self._group, self.num_decodes, self._batch)
+        self._flights[self._run] = self._group, self.num_decodes, self._batch
         self._batch = []
         self._busy = len(self._flights) >= self.num_stages
         return action
@@ -116,8 +100,8 @@ class PipelinedReplica(Replica):
 
     def _flying(self) -> set[RequestId]:
         """Whom the runs in progress work on."""
-        groups = {flight.group.id for flight in self._flights.values() if flight.num_decodes}
-        chunks = {work.request.id for flight in self._flights.values() for work, _, _ in flight.batch}
+        groups = {group.id for group, num_decodes, _ in self._flights.values() if num_decodes}
+        chunks = {work.request.id for _, _, batch in self._flights.values() for work, _, _ in batch}
         return chunks | {id for id, work in self._running.items() if work.group is not None and work.group.id in groups}
 
 

@@ -34,7 +34,7 @@ class Replica(Batcher):
         limits: of what a pair takes at once.
     """
 
-    __slots__ = ("handoffs", "limits", "live", "wake_at")
+    __slots__ = ("_most_tokens", "_prefix_cache", "handoffs", "limits", "live", "wake_at")
 
     def __init__(self, id: ReplicaId, policy: BatchingPolicy, num_blocks: int, block_size: int) -> None:
         super().__init__(id, policy, num_blocks, block_size)
@@ -42,6 +42,8 @@ class Replica(Batcher):
         self.handoffs: Handoffs | None = None
         self.live: LiveTarget | LiveSource | None = None
         self.limits = LIMITS
+        self._most_tokens = num_blocks * block_size + 1  # of a request: the last one's KV is never needed
+        self._prefix_cache = policy.prefix_cache
 
     def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
         if type(event) is StepsDone:
@@ -72,14 +74,14 @@ class Replica(Batcher):
 
     def enqueue(self, request: Request) -> None:
         """Into the queue. Raises ValueError for one that can never fit."""
-        # The last token's KV is never needed.
-        if request.num_prompt_tokens + request.max_output_tokens - 1 > self.num_blocks * self.block_size:
+        target = request.num_prompt_tokens
+        if target + request.max_output_tokens > self._most_tokens:
             raise ValueError(f"request {request.id} can never fit into the {self.num_blocks} blocks of replica {self.id}")
         if self.handoffs is not None:
             self.handoffs.begin_anew(request.id)
         generated = request.num_output_tokens
-        hashes = request.block_hashes if self.policy.prefix_cache else ()
-        self.waiting.append(Work(request, hashes, request.num_prompt_tokens + generated, generated))
+        hashes = request.block_hashes if self._prefix_cache else ()
+        self.waiting.append(Work(request, hashes, target + generated, generated))
 
     def _cancel(self, request: RequestId, now: Nanos) -> list[AnyAction]:
         if request in self._running:
@@ -126,9 +128,9 @@ class Replica(Batcher):
         actions: list[AnyAction] = []
         if preempted:
             lost = tuple(preempted)
-            actions += [Send(ROUTER, Progressed(self.id, tuple(first), finished, tuple(sorted(lost)))), Preempt(lost)]
+            actions += [Send(ROUTER, Progressed(self.id, tuple(sorted(first)), finished, tuple(sorted(lost)))), Preempt(lost)]
         elif first or finished:
-            actions.append(Send(ROUTER, Progressed(self.id, tuple(first), finished)))
+            actions.append(Send(ROUTER, Progressed(self.id, tuple(sorted(first)), finished)))
         if self.num_decodes or plan.chunks or plan.admit:
             actions.append(self._launch(plan, plan.steps))
         return actions
@@ -156,7 +158,7 @@ class Replica(Batcher):
         actions: list[AnyAction] = []
         if first or finished or preempted or held:
             lost = tuple(sorted(preempted)) if preempted else ()
-            actions.append(Send(ROUTER, Progressed(self.id, tuple(first), finished, lost, held)))
+            actions.append(Send(ROUTER, Progressed(self.id, tuple(sorted(first)), finished, lost, held)))
         if moves is not None:
             actions += moves
         elif gone:

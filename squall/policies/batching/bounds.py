@@ -29,9 +29,4 @@ def check_swap(preemption: Preemption, swap_blocks: int) -> None:
 
 def most_in_batch(max_num_seqs: int, num_stages: int) -> int:
     """Requests in one batch, where all batches of a pipeline together hold `max_num_seqs`."""
-    return max_num_seqs if num_stages == 1 else max_num_seqs // num_stages or 1
-
-
-def watermark_blocks(part: float, num_blocks: int) -> int:
-    """Blocks that an admission must leave free, lest the running ones be preempted at once. Waived for who runs alone."""
-    return int(part * num_blocks)
+    return max_num_seqs // num_stages or 1

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from squall.core.types import FOREVER
 from squall.core.views import ALL_DECODE, ALL_DECODE_CLOSED, BatchingView, Plan
-from squall.policies.batching.bounds import Preemption, at_least, check_swap, fraction, most_in_batch, watermark_blocks
+from squall.policies.batching.bounds import Preemption, at_least, check_swap, fraction, most_in_batch
 
 
 class Sarathi(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="sarathi"):
@@ -54,7 +54,9 @@ class Sarathi(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind",
             if not view.free_blocks and not view.latest_grows():
                 return Plan(preempt=True)
             keep = 1
-        most = most_in_batch(self.max_num_seqs, view.num_stages)
+        most = self.max_num_seqs
+        if view.num_stages > 1:
+            most = most_in_batch(most, view.num_stages)
         decodes = view.num_decodes
         if decodes > most:
             decodes = most
@@ -98,7 +100,7 @@ class Sarathi(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind",
         most = self.max_num_seqs - running
         if seats > most:
             seats = most
-        watermark = watermark_blocks(self.watermark, view.num_blocks)
+        watermark = int(self.watermark * view.num_blocks)
         for work in view.waiting:
             if seats <= 0 or budget <= 0:
                 break

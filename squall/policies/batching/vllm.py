@@ -44,10 +44,10 @@ class Vllm(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", ta
 
     def __call__(self, view: BatchingView) -> Plan:
         waiting, prefilling = view.waiting, view.prefilling
-        if not waiting and not prefilling:
-            return ALL_DECODE if view.num_running < self.max_num_seqs else ALL_DECODE_CLOSED
-        budget = self.max_num_batched_tokens - view.num_decodes
         seats = self.max_num_seqs - view.num_running
+        if not waiting and not prefilling:
+            return ALL_DECODE if seats > 0 else ALL_DECODE_CLOSED
+        budget = self.max_num_batched_tokens - view.num_decodes
         free = view.free_blocks
         chunks: tuple[int, ...] = ()
         if prefilling:

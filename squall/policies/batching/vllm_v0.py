@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from squall.core.types import FOREVER
 from squall.core.views import ALL_DECODE, ALL_DECODE_CLOSED, BatchingView, Plan
-from squall.policies.batching.bounds import Preemption, at_least, check_swap, fraction, most_in_batch, watermark_blocks
+from squall.policies.batching.bounds import Preemption, at_least, check_swap, fraction, most_in_batch
 
 
 class VllmV0(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="vllm_v0"):
@@ -44,13 +44,15 @@ class VllmV0(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", 
         check_swap(self.preemption, self.swap_blocks)
 
     def __call__(self, view: BatchingView) -> Plan:
-        waiting, preempted = view.waiting, view.preempted
-        most = most_in_batch(self.max_num_seqs, view.num_stages)
+        waiting, preempted, running = view.waiting, view.preempted, view.num_running
+        most = self.max_num_seqs
+        if view.num_stages > 1:
+            most = most_in_batch(most, view.num_stages)
         if waiting and not preempted:
-            admit = self._admit(view, most)
+            admit = self._admit(view, most, running)
             if admit:
                 return Plan(1, admit=admit, decodes=0)
-        open = not waiting and view.num_running < self.max_num_seqs
+        open = not waiting and running < self.max_num_seqs
         if self.quirks == "none":
             if view.num_decodes <= most and not preempted:
                 return ALL_DECODE if open else ALL_DECODE_CLOSED
@@ -59,16 +61,15 @@ class VllmV0(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", 
             return Plan(preempt=True)
         return Plan(1 if preempted else FOREVER, open=open, decodes=most, keep=1)
 
-    def _admit(self, view: BatchingView, seats: int) -> tuple[int, ...]:
+    def _admit(self, view: BatchingView, seats: int, running: int) -> tuple[int, ...]:
         """Whole prompts from the head of the queue, as many as there is room for."""
         admit: list[int] = []
         size = view.block_size
         free = view.free_blocks + view.decode_blocks
-        running = view.num_running
         most = self.max_num_seqs - running
         if seats > most:
             seats = most
-        watermark = watermark_blocks(self.watermark, view.num_blocks)
+        watermark = int(self.watermark * view.num_blocks)
         longest = 0
         for work in view.waiting:
             if seats <= 0:
