@@ -170,15 +170,21 @@ class Engine:
         weight = run.num_decodes
         if weight:
             if group.told_at == began and not group.late:
-                gaps = self._gaps
                 for price in prices:
-                    gaps.frombytes(entry(weight, price.count, price.first, price.increment))
-            else:
-                self._resume(group, weight, prices, began)
+                    self._gaps.frombytes(entry(weight, price.count, price.first, price.increment))
+            elif prices or group.late:
+                self._resume(group, weight, prices, began, now)
+            else:  # one step of a pipeline costs its decodes the time since their last tokens
+                self._gaps.frombytes(entry(weight, 1, (now - group.told_at) * UNITS_PER_NANO, 0))
             group.steps = step = group.steps + steps
             group.told_at = now
-            if group.ends[0][0] <= step:
-                stopped = self._stop(group, now)
+            ends = group.ends
+            while ends[0][0] <= step:  # no run goes beyond the first end, so all of them are at this step, and ids ascend
+                last, request = heappop(ends)
+                if group.last_step.get(request) == last:
+                    del group.last_step[request]
+                    self._world.finish(request, now)
+                    stopped += (request,)
         else:
             self._pauses += steps
             if not group.last_step:
@@ -193,32 +199,21 @@ class Engine:
                     stopped = tuple(sorted((*stopped, chunk.request)))
         return StepsDone(run.run, steps, stopped)
 
-    def _stop(self, group: DecodeClock, now: Nanos) -> tuple[RequestId, ...]:
-        """Those whose last step is done: no run goes beyond the first of them, so that it is everybody's now, and they ascend."""
-        stopped: tuple[RequestId, ...] = ()
-        while group.ends[0][0] <= group.steps:
-            last, request = heappop(group.ends)
-            if group.last_step.get(request) == last:
-                del group.last_step[request]
-                self._world.finish(request, now)
-                stopped += (request,)
-        return stopped
-
-    def _resume(self, group: DecodeClock, weight: int, prices: Sequence[Progression], began: Nanos) -> None:
-        """The `weight` members get a token after a pause, or their first one in this group, and more."""
-        gaps = self._gaps
-        step = prices[0]
-        at = began + step.first // UNITS_PER_NANO
-        late = group.late
+    def _resume(self, group: DecodeClock, weight: int, prices: Sequence[Progression], began: Nanos, now: Nanos) -> None:
+        """The `weight` members get a token after a pause, or their first one in this group, and where they are priced more."""
+        gaps, late = self._gaps, group.late
+        at = began + prices[0].first // UNITS_PER_NANO if prices else now
         if weight > len(late):
             gaps.frombytes(entry(weight - len(late), 1, (at - group.told_at) * UNITS_PER_NANO, 0))
         for told_at in late.values():
             gaps.frombytes(entry(1, 1, (at - told_at) * UNITS_PER_NANO, 0))
         late.clear()
-        if step.count > 1:
-            gaps.frombytes(entry(weight, step.count - 1, step.first + step.increment, step.increment))
-        for price in prices[1:]:
-            gaps.frombytes(entry(weight, price.count, price.first, price.increment))
+        if prices:
+            step = prices[0]
+            if step.count > 1:
+                gaps.frombytes(entry(weight, step.count - 1, step.first + step.increment, step.increment))
+            for price in prices[1:]:
+                gaps.frombytes(entry(weight, price.count, price.first, price.increment))
 
     def preempt(self, requests: Sequence[RequestId]) -> None:
         """They lose their KV at this step boundary."""

@@ -10,7 +10,6 @@ from squall.core.actions import RunSteps
 from squall.core.events import LayersDone, StepsDone
 from squall.core.types import Nanos, ReplicaId, RunId
 from squall.errors import ConfigError
-from squall.perf.latency import UNITS_PER_NANO, Progression
 from squall.sim.engine import Engine
 from squall.sim.world import World
 
@@ -59,16 +58,11 @@ class PipelinedEngine(Engine):
         """There are single steps only."""
 
     def end(self, now: Nanos) -> StepsDone | LayersDone | None:
-        """The batch that was issued first has passed the last stage; None where it was a batch of an engine that is no more.
-
-        Its decodes have waited for their tokens since the last ones: for them that is what the step has cost.
-        """
+        """The batch that was issued first has passed the last stage; None where it was a batch of an engine that is no more."""
         if self._ends_at != now:
             return None
         on_way = self._on_way
-        _, run = on_way.popleft()
-        told_at = self._groups[run.group].told_at
-        self._running = run, 1, (Progression(1, (now - told_at) * UNITS_PER_NANO, 0),), told_at
+        self._running = on_way.popleft()[1], 1, (), now
         done = Engine.end(self, now)
         if on_way:
             self._ends_at = on_way[0][0]
