@@ -21,9 +21,6 @@ from squall.core.horizon import Piece, within, within_cache
 from squall.core.types import BlockHash, ReplicaId, RequestId, RunId
 from squall.core.views import BatchingPolicy, Plan, WorkView
 
-Ended = tuple[Sequence[RequestId], tuple[RequestId, ...], tuple[RequestId, ...]]
-"""What a run has led to: who got a first token, who has finished, and of these who was cancelled."""
-
 
 class Batcher:
     """The part of a `Replica` that works. Satisfies `core.views.BatchingView`.
@@ -102,7 +99,8 @@ class Batcher:
 
     # -- the end of a run
 
-    def _end_run(self, event: StepsDone) -> Ended:
+    def _end_run(self, event: StepsDone) -> list[RequestId]:
+        """What the run has led to; who was cancelled in it is still there. Returns who got a first token."""
         if event.run != self._run or not self._busy:
             raise ValueError(f"replica {self.id} is not in run {event.run}")
         self._busy = False
@@ -134,10 +132,7 @@ class Batcher:
             self._batch.clear()
         if self._group is not self.decodes:
             self.decodes = self._group = self._groups.unite(self.decodes, self._group)
-        if self._cancelled:
-            gone = self._drop_cancelled()
-            return first, tuple(sorted(stopped + gone)), gone
-        return first, stopped, ()
+        return first
 
     def _drop_cancelled(self) -> tuple[RequestId, ...]:
         """Those that have not stopped by themselves."""

@@ -8,7 +8,6 @@ costs as much as the call.
 from collections.abc import Sequence
 
 from squall.core.actions import AnyAction, RunSteps
-from squall.core.batcher import Ended
 from squall.core.decodes import DecodeGroup, Work
 from squall.core.events import StepsDone
 from squall.core.horizon import Piece
@@ -43,7 +42,7 @@ class PipelinedReplica(Replica):
     def _cut(self) -> list[AnyAction]:
         return []  # single steps only
 
-    def _end_run(self, event: StepsDone) -> Ended:
+    def _end_run(self, event: StepsDone) -> list[RequestId]:
         flight = self._flights.pop(event.run, None)
         if flight is None:
             raise ValueError(f"replica {self.id} is not in run {event.run}")

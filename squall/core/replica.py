@@ -47,8 +47,11 @@ class Replica(Batcher):
 
     def handle(self, event: AnyEvent, now: Nanos) -> list[AnyAction]:
         if type(event) is StepsDone:
-            first, finished, gone = self._end_run(event)
-            return self._begin_run(first, finished, gone)
+            first = self._end_run(event)
+            if self._cancelled:
+                gone = self._drop_cancelled()
+                return self._begin_run(first, tuple(sorted(event.stopped + gone)), gone)
+            return self._begin_run(first, event.stopped, ())
         live = self.live
         if live is not None and (answer := live.handle(event, now)) is not None:
             return answer
