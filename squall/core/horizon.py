@@ -4,7 +4,8 @@ Knows what a run's decodes and chunks take, step by step. Knows no policy and no
 None where they pause; `batch` the run's chunks.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from squall.core.blocks import EVICTED_AT_ONCE, BlockPool
 from squall.core.decodes import DecodeGroup, Work
@@ -50,14 +51,14 @@ def within_cache(
     block_size: int,
     steps: int,
     keep: int,
-    looked_at: Iterable[WorkView],
+    looked_at: Mapping[WorkView, int],
 ) -> tuple[int, tuple[BlockHash, ...]]:
     """As `within`, for several steps and where blocks may be evicted, but no further than the plan surely holds; and what may be
     evicted.
 
     Args:
         keep: idle blocks that the plan wants to stay.
-        looked_at: whose cached blocks the plan rests on, besides those of the batch.
+        looked_at: who waits and was asked for, and how many blocks of its prompt are cached: the plan rests on these.
     """
     idle = len(pool.idle)
     free = pool.num_available - idle
@@ -69,10 +70,13 @@ def within_cache(
         return steps, ()
     evicted = pool.oldest(taken - free)
     if steps > 1 and (batch or looked_at):
-        # The plan rests on the cached blocks of these: it holds until the first of them is evicted.
+        # Who waits would have these blocks, and who computes one that is cached keeps it private: so until the first is evicted.
         watched: set[BlockHash] = set()
-        for work in (*looked_at, *(work for work, _, _ in batch)):
-            watched.update(filter(pool.idle.__contains__, work.hashes))
+        is_idle = pool.idle.__contains__
+        for waiting, held in looked_at.items():
+            watched.update(filter(is_idle, islice(waiting.hashes, held)))
+        for work, _, _ in batch:
+            watched.update(filter(is_idle, islice(work.hashes, work.computed // block_size, None)))
         if not watched.isdisjoint(evicted):
             first = next(i for i, block in enumerate(evicted) if block in watched)
             steps, taken = within(group, batch, block_size, steps, free + first)
