@@ -1,4 +1,4 @@
-"""Which replica comes next, by the route policy: O(log R) comparisons for one that ranks, the policy's own cost for one that chooses.
+"""Which replica comes next, by the route policy: O(log R) comparisons where it ranks, the policy's own cost where it chooses.
 
 Knows no queue, no request's life and no failure: the router adds, removes and counts.
 """
