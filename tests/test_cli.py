@@ -161,8 +161,8 @@ def test_ctrl_c_is_exit_code_130(squall: Squall, monkeypatch: pytest.MonkeyPatch
     assert squall("report", "run") == (130, "", "")
 
 
-def test_a_missing_extra_is_one_line_with_the_command_that_installs_it() -> None:
-    arguments = ["squall", "serve", "--port", "0"]
+def test_a_missing_extra_is_one_line_with_the_command_that_installs_it(tmp_path: Path) -> None:
+    arguments = ["squall", "serve", "--port", "0", "--out", str(tmp_path / "run")]
     code = f"import sys; sys.modules['grpc'] = None; sys.argv = {arguments}; from squall.cli import main; main()"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (said.returncode, said.stdout) == (2, "")
