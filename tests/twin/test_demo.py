@@ -124,7 +124,7 @@ def test_the_demo_measures_serves_and_simulates_the_same_work(tmp_path: Path, ca
     except ModelError:
         pytest.skip("the embedded model is not on disk: squall model pull smollm2")
     lines: list[str] = []
-    demo(tmp_path / "demo", 0, lines.append, profile_s=4.0, load_s=8.0)  # somebody comes, however slow we are
+    demo(tmp_path / "demo", 0, lines.append, profile_s=2.0, load_s=8.0)  # somebody comes, however slow we are
     live, simulated = read_run(tmp_path / "demo" / "live"), read_run(tmp_path / "demo" / "simulated")
     assert (live.summary.world, simulated.summary.world) == ("real", "simulated")
     assert live.summary.completed == live.summary.requests == simulated.summary.completed > 0
