@@ -70,15 +70,14 @@ more for prices of new sizes). With a pipeline it is 7 to 8 runs of one step: th
 have to know of each other's. Swapping to the host adds none where it is not asked for.
 
 Why a bytecode costs ten nanoseconds here and three in a loop of its own: played back one after the other, the events of the
-second case cost the router 2.5 microseconds a request, the replica 10, engine and prices 7, the driver 5; taken by turns, as they
-are, 43 in all. What they pass through does not fit into a core's first caches. So neither calls are dear nor any one function,
-but every line that is passed once a run: only fewer of them help. A thousand replicas add misses of the second cache: with 2 MB
-of it 370 a request instead of 40 (cachegrind), spread over all that an event looks at, as each finds another replica's objects.
-For comparison, a bare study of the same shape (one replica, a
-router and a heap, prices that are one linear formula; no lifecycle, hand-off, cancellation, cache, second group or engine apart
-from the machine) serves 63,000 requests/s of the second case's kind on the machine where this serves 18,000: with 2,235 bytecodes
-a request instead of 4,900 (of its first 6,000), 124,000 instructions instead of 255,000, and 712 misses of a core's first data
-cache instead of 3,100 (cachegrind).
+second case cost the router 2.5 microseconds a request, the replica 10, engine and prices 7, the driver 5; taken by turns, as
+they are, 43 in all. What they pass through does not fit into a core's first caches. So neither calls are dear nor any one
+function, but every line that is passed once a run: only fewer of them help. A thousand replicas add misses of the second cache:
+with 2 MB of it 370 a request instead of 40 (cachegrind), spread over all that an event looks at, as each finds another
+replica's objects. For comparison, a bare study of the same shape (one replica, a router and a heap, prices that are one linear
+formula; no lifecycle, hand-off, cancellation, cache, second group or engine apart from the machine) serves 63,000 requests/s of
+the second case's kind on the machine where this serves 18,000: with 2,235 bytecodes a request instead of 4,900 (of its first
+6,000), 124,000 instructions instead of 255,000, and 712 misses of a core's first data cache instead of 3,100 (cachegrind).
 """
 
 import os
