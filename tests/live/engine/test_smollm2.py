@@ -21,8 +21,8 @@ from squall.live.engine.torch_engine import TorchEngine
 
 pytestmark = [pytest.mark.model, pytest.mark.filterwarnings("default:.* tie:UserWarning")]
 
-LENGTHS = (1, 2, 3, 5, 8, 15, 16, 17, 30, 31, 32, 48, 63, 64, 77, 110, 128, 200, 400, 900)
-NUM_TOKENS = 4
+LENGTHS = (1, 2, 3, 5, 8, 15, 16, 17, 30, 31, 32, 48, 63, 64, 77, 110, 128, 200, 400, 1500)
+NUM_TOKENS = 6
 TOLERANCE = 1e-4
 STORY = (
     "Once upon a time there was a lighthouse keeper named Ada who counted ships: 1, 2, 3 and sometimes 1,024. "
@@ -47,7 +47,7 @@ def prompts(tokenizer: HfTokenizer) -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def engine(smollm2: Path, tokenizer: HfTokenizer) -> TorchEngine:
-    engine = TorchEngine(smollm2, tokenizer, num_blocks=220, block_size=16)
+    engine = TorchEngine(smollm2, tokenizer, num_blocks=260, block_size=16)
     engine.load()
     return engine
 
@@ -110,7 +110,7 @@ def test_chunks_preemption_and_the_prefix_cache_change_nothing(
     smollm2: Path, tokenizer: HfTokenizer, prompts: list[tuple[int, ...]], together: Outputs, expected: Any, drive: Any
 ) -> None:
     """A small budget of tokens, a pool too small for all, prompts that begin alike. One by one: test_torch_engine.py."""
-    engine = TorchEngine(smollm2, tokenizer, num_blocks=58, block_size=16)
+    engine = TorchEngine(smollm2, tokenizer, num_blocks=95, block_size=16)
     engine.load()
     driven = drive(engine, *jobs(prompts, hashed=True), max_num_seqs=64, max_num_batched_tokens=640)
     chunks = [chunk for action in driven.actions if isinstance(action, RunSteps) for chunk in action.chunks]
