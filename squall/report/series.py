@@ -34,12 +34,21 @@ def bins_of(record: RunRecord, every_s: float) -> Int64s:
 
     Raises ConfigError where that would be more rows than a person can want.
     """
-    every = max(1, round(every_s * SECOND))
-    bins = max(1, -(-record.ended_at // every))
+    bins = num_bins(record.ended_at, every_s)
+    return np.minimum(np.arange(bins + 1, dtype=np.int64) * _width(every_s), max(record.ended_at, 1))
+
+
+def num_bins(span: Nanos, every_s: float) -> int:
+    """Rows of a run that lasts so long; whoever knows that it will last so long asks before it. Raises as `bins_of`."""
+    bins = max(1, -(-span // _width(every_s)))
     if bins > MOST_ROWS:
-        least = record.ended_at / SECOND / MOST_ROWS
+        least = span / SECOND / MOST_ROWS
         raise ConfigError(f"run.series_s is {every_s}, too fine for {bins:,} rows; use {least:.2g} or more")
-    return np.minimum(np.arange(bins + 1, dtype=np.int64) * every, max(record.ended_at, 1))
+    return bins
+
+
+def _width(every_s: float) -> Nanos:
+    return max(1, round(every_s * SECOND))
 
 
 def series(

@@ -83,7 +83,7 @@ class Summary(Struct, frozen=True):
     energy_j: float | None = None
     detail: Detail | None = None
     absent: int = 0
-    refused: dict[str, int] = {}  # of the rejected of a simulation, how many for which reason
+    refused: dict[str, int] = {}  # how many of a simulation's rejected and failed for which reason
     pools: tuple[PoolUse, ...] = ()
     replicas: dict[str, RoleUse] = {}  # of an elastic fleet that was simulated, by role
     time_to_ready_s: Distribution | None = None
@@ -260,8 +260,11 @@ def _met(good: int | None, total: int, slo: Slo, promised: Sequence[Quantile]) -
     return (good is None or good >= ceil(slo.attainment * total - 1e-9)) and all(quantile.met for quantile in promised)
 
 
+GIVEN_UP = (Outcome.REJECTED, Outcome.FAILED)
+
+
 def _reasons(record: RunRecord) -> dict[str, int]:
-    return dict(sorted(Counter(row.error for row in record.requests if row.outcome is Outcome.REJECTED).items()))
+    return dict(sorted(Counter(row.error for row in record.requests if row.outcome in GIVEN_UP).items()))
 
 
 def _rate(count: int, seconds: float) -> float:

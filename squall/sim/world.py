@@ -69,8 +69,9 @@ class World:
         return self._latencies.get(replica, self.latency)
 
     def reject(self, request: RequestId, rejection: Rejection, now: Nanos) -> None:
+        """It is refused, or given up: its client sees a failure where it had tokens."""
         row = self.rows[request]
-        row.outcome = Outcome.REJECTED
+        row.outcome = Outcome.REJECTED if row.first_token_at == UNSET else Outcome.FAILED
         row.error = rejection.value
         row.finished_at = now
         self._release(request)

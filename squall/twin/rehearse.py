@@ -72,6 +72,10 @@ class Parts(NamedTuple):
 def parts_of(config: Config, watchers: Sequence[Watcher] = (), share: Share | None = None) -> Parts:
     """`share` is the place of the fleet on a cluster where there are others. Raises as `rehearse`."""
     requests = offered(config, honours_after=True)
+    if config.run.series_s is not None and requests:
+        from squall.report.series import num_bins  # only now: it needs numpy
+
+        num_bins(min(requests[-1].arrived_at, ends_at(config)), config.run.series_s)  # a run lasts at least as long
     model, gpu = resolve_model(config.model.name), resolve_gpu(config.cluster.gpu)
     kinds = kinds_of(config, model)
     latency, blocks = prepare(config, model, gpu) if not kinds else (kinds[0].latency, kinds[0].num_blocks)

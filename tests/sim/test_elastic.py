@@ -80,7 +80,7 @@ def ups(log: Log) -> int:
 
 def check_all_ended_once(record: RunRecord, requests: Sequence[OfferedRequest]) -> None:
     assert [row.id for row in record.requests] == [request.id for request in requests]
-    assert {row.outcome for row in record.requests} <= {Outcome.COMPLETED, Outcome.REJECTED}
+    assert {row.outcome for row in record.requests} <= {Outcome.COMPLETED, Outcome.REJECTED, Outcome.FAILED}
     outputs = {request.id: request.num_output_tokens for request in requests}
     assert all(row.num_output_tokens == outputs[row.id] for row in record.requests if row.outcome is Outcome.COMPLETED)
 

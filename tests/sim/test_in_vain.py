@@ -59,7 +59,7 @@ def test_so_is_whoever_was_prefilled_when_no_decode_replica_comes_and_whoever_wa
     record = play(of, [*TURNS, OfferedRequest(3, 2 * SECOND, 15_500, 10), OfferedRequest(4, 3 * SECOND, 15_500, 10)])
     ends = [(row.outcome, row.error, row.num_output_tokens) for row in record.requests]
     refused = (Outcome.REJECTED, "no_capacity")
-    assert ends == [(Outcome.COMPLETED, "", 10), (*refused, 1), (*refused, 0), (*refused, 0), (*refused, 0)]
+    assert ends == [(Outcome.COMPLETED, "", 10), (Outcome.FAILED, "no_capacity", 1), *[(*refused, 0)] * 3]
 
 
 def test_a_node_that_comes_back_is_waited_for_whenever_that_is() -> None:

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from squall.config import Cluster, Config, load
+from squall.errors import ConfigError
 from squall.eventlog import read
 from squall.fleet_tables import Fleet, Replicas
+from squall.twin import rehearse as rehearsal
 from squall.twin.observe import observe
 from squall.twin.rehearse import rehearse, rehearse_with_events, usd_per_gpu_hour
 
@@ -41,6 +43,12 @@ def test_writing_the_log_changes_nothing() -> None:
     with_log, without = rehearse_with_events(config)[0], rehearse(config)
     assert with_log.requests == without.requests
     assert with_log.gaps == without.gaps
+
+
+def test_a_series_that_is_sure_to_be_too_fine_is_refused_before_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "simulate", lambda *_, **__: pytest.fail("it was simulated"))
+    with pytest.raises(ConfigError, match=r"run\.series_s is 1e-09, too fine for .* rows; use .* or more"):
+        rehearse(load(None, [*SETTINGS, "run.series_s=1e-9"]))
 
 
 @pytest.mark.parametrize(

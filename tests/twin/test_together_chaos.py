@@ -92,7 +92,7 @@ def play(seed: int, folder: Path) -> None:
         ends = [*(level.at for level in levels(record)[1:]), record.ended_at]
         spent = sum(level.held * (end - level.at) for level, end in zip(levels(record), ends, strict=True))
         assert spent == record.gpu_nanos, f"seed {seed}"
-        assert {row.outcome for row in record.requests} <= {Outcome.COMPLETED, Outcome.REJECTED}, f"seed {seed}"
+        assert {row.outcome for row in record.requests} <= {Outcome.COMPLETED, Outcome.REJECTED, Outcome.FAILED}, f"seed {seed}"
         log.flush()
         (folder / "log").write_bytes(file.getvalue())
         seen = observe(read(folder / "log"))
