@@ -63,6 +63,7 @@ HOT = (
     "squall/sim/loading",
     "squall/sim/pipeline",
     "squall/sim/network",
+    "squall/sim/observe",
     "squall/sim/order",
     "squall/sim/seats",
     "squall/sim/shares",

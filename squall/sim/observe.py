@@ -7,13 +7,14 @@ know what is made of it (`report` does), and decides nothing: an observed run is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from struct import Struct
+from typing import Final, Protocol
 
 from squall.core.actions import AnyAction, Chunk, Forget, Hold, Join, Preempt, RunLayers, RunSteps, Send, SwapIn, SwapOut
 from squall.core.controller import Controller
 from squall.core.events import AnyEvent, KvSent, LayersDone, ReplicaLost, StepsDone
 from squall.core.machine import Machine
-from squall.core.metrics import Observed, kv_delivered
+from squall.core.metrics import STRETCH, Observed, kv_delivered
 from squall.core.replica import Replica
 from squall.core.types import CONTROLLER, MachineId, Nanos, ReplicaId, RequestId, RunId
 from squall.fleet_tables import SLOWEST
@@ -31,6 +32,12 @@ class Watcher(Protocol):
 
 
 NO_PREFILLS: Final = (0, 0, 0, 0)
+
+stretch: Final = Struct(f"{len(STRETCH)}q").pack
+"""A row of `Observed.stretches`, as bytes: an array takes them faster than numbers."""
+
+Running = tuple[Nanos, RunSteps, int, int]
+"""A run in progress: since when, and what it found: the blocks in use, and its entry in `Observed.growths`."""
 
 Priced = tuple[int, Nanos, int, Progression]
 """A stretch: its stage, when it began, steps of its run before it, and the prices of its steps."""
@@ -55,15 +62,6 @@ def watched(watchers: Sequence[Watcher]) -> tuple[EventLog | None, Created | Non
             watcher.created(now, machine, made)
 
     return record, created
-
-
-class Running(NamedTuple):
-    """A run in progress: since when, and what it found."""
-
-    began: Nanos
-    run: RunSteps
-    kv_blocks: int
-    growth: int
 
 
 class Decoded:
@@ -181,7 +179,7 @@ class Observer:
             growths = self.observed.growths
             growth = len(growths) // self.observed.block_size
             growths.extend(machine.growth(run.run))
-        self._running[replica, run.run] = Running(now, run, machine.num_used_blocks, growth)
+        self._running[replica, run.run] = now, run, machine.num_used_blocks, growth
 
     def cut_off(self, replica: ReplicaId, run: RunId, steps: int, at: Nanos) -> None:
         """The simulation ends in this run; see `Driver.cut_off`."""
@@ -196,7 +194,7 @@ class Observer:
     def _end(self, replica: ReplicaId, event: StepsDone, now: Nanos) -> None:
         """A run has ended after so many steps; write them down, and whose they were."""
         running = self._running.pop((replica, event.run))
-        run = running.run
+        run = running[1]
         time = self._write(replica, running, event.steps, now)
         group = self._group(replica, run.group)
         if run.num_decodes:
@@ -222,7 +220,7 @@ class Observer:
 
     def _write(self, replica: ReplicaId, running: Running, steps: int, now: Nanos) -> Nanos:
         """Rows of the first `steps` steps of the run, which ended at `now`; returns how long they were in stages together."""
-        _, run, blocks, growth = running
+        began, run, blocks, growth = running
         prefills, last, reserved = NO_PREFILLS, 0, 0
         if run.chunks:
             prefills, last = _prefills(run.chunks)
@@ -230,11 +228,18 @@ class Observer:
         work = (
             run.num_decodes, run.decode_context, *prefills, run.num_decodes + last, blocks, growth if steps > 1 else -1, reserved,
         )  # fmt: skip
+        latency = self._latency_of(replica)
+        found = latency.run(run, steps) if latency.num_stages == 1 else ()
+        if len(found) == 1 and began + total(found[0], steps) == now:
+            price = found[0]
+            row = stretch(replica, 0, run.run, began, steps, price.first, price.increment, 0, *work)
+            self.observed.stretches.frombytes(row)
+            return now - began
         prices = self._priced(replica, running, steps, now)
         for stage, at, offset, price in prices:
-            row = (replica, stage, run.run, at, price.count, price.first, price.increment, offset, *work)
-            self.observed.stretches.extend(row)
-        return sum(total(price, price.count) for _, _, _, price in prices)
+            row = stretch(replica, stage, run.run, at, price.count, price.first, price.increment, offset, *work)
+            self.observed.stretches.frombytes(row)
+        return sum([total(price, price.count) for _, _, _, price in prices])
 
     def _priced(self, replica: ReplicaId, running: Running, steps: int, now: Nanos) -> list[Priced]:
         """The steps' stretches: at the ordinary speed, or so many times as slow (always a whole number) that they end at `now`.
@@ -257,8 +262,9 @@ class Observer:
 
     def _in_a_row(self, replica: ReplicaId, running: Running, steps: int, times: int) -> tuple[list[Priced], Nanos]:
         found: list[Priced] = []
-        at, offset = running.began, 0
-        for price in self._latency_of(replica).run(running.run, steps):
+        at, run, _, _ = running
+        offset = 0
+        for price in self._latency_of(replica).run(run, steps):
             if times > 1:
                 price = Progression(price.count, price.first * times, price.increment * times)
             found.append((0, at, offset, price))
@@ -271,8 +277,8 @@ class Observer:
         latency = self._latency_of(replica)
         free_at = self._stages_free_at.get(replica, [0] * latency.num_stages)
         found: list[Priced] = []
-        at = running.began
-        for stage, busy in enumerate(latency.stages(running.run)):
+        at, run, _, _ = running
+        for stage, busy in enumerate(latency.stages(run)):
             at = max(at, free_at[stage])
             found.append((stage, at, 0, Progression(1, (busy * times) << 4, 0)))
             at += busy * times
@@ -325,9 +331,10 @@ class Observer:
         for key in [key for key in self._running if key[0] == replica]:
             running = self._running.pop(key)
             if event.steps:
-                time = self._write(replica, running, event.steps, running.began)
-                if running.run.num_decodes:
-                    self._group(replica, running.run.group).add(time, event.steps)
+                began, run, _, _ = running
+                time = self._write(replica, running, event.steps, began)
+                if run.num_decodes:
+                    self._group(replica, run.group).add(time, event.steps)
         for request in [request for request, joined in self._joined.items() if joined[0] == replica]:
             self._leave(request)
 
