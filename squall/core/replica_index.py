@@ -111,11 +111,18 @@ class Ranked:
                 if before[0] == rank:
                     continue
                 del order[bisect_left(order, before)]
+            if rank != rank:
+                raise self._no_number(backend)
             backend.standing = after = None if rank is None else (rank, backend.replica, backend)
             if after is not None:
                 insort(order, after)
         changed.clear()
         return order[0][2] if order else None
+
+    def _no_number(self, backend: Backend) -> ConfigError:
+        """Nothing is before or behind a rank that is not a number: the order would be lost."""
+        name = getattr(self._rank, "__qualname__", "rank")
+        return ConfigError(f"{name} of replica {backend.replica} is nan; it may be a number, or None to get nothing")
 
     def pick_among(self, _request: Request | None, some: Sequence[Backend]) -> Backend | None:
         """As `pick`, of these only; O(R), for the rare request that not every replica may get."""

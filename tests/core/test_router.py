@@ -120,6 +120,13 @@ class Wild(Struct, frozen=True):
         return 99
 
 
+class Undefined(Struct, frozen=True):
+    """Divides nothing by nothing for a replica that had nothing."""
+
+    def rank(self, replica: ReplicaView) -> float:
+        return float(replica.num_tokens) or float("nan")
+
+
 def test_a_users_policy_may_rank() -> None:
     r = router(Longest(), replicas=3)
     assert arrive(r, 0, 1, 2) == [sent(0, 0), sent(0, 1), sent(0, 2)]
@@ -141,6 +148,12 @@ def test_a_policy_that_chooses_a_replica_that_is_not_there_is_told_which_are() -
     r.handle(up(4, num_blocks=200), 0)
     with pytest.raises(ConfigError, match="it may choose one of 4, or None"):
         arrive(r, 1, prompt=2000)
+
+
+def test_a_rank_that_is_not_a_number_is_told_before_the_order_is_lost() -> None:
+    r = router(Undefined(), replicas=2)
+    with pytest.raises(ConfigError, match=r"Undefined\.rank of replica [01] is nan; it may be a number, or None to get nothing"):
+        arrive(r, 0)
 
 
 # -- admission
