@@ -52,6 +52,13 @@ def _instead(popen: type) -> SimpleNamespace:
     return SimpleNamespace(**{**vars(subprocess), "Popen": popen})
 
 
+def _readable(fd: int, timeout: float | None) -> bool:
+    """Whether there is something to read by then. `select.select` would refuse numbers from 1024 on."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if timeout is None else 1000 * timeout))
+
+
 class Forked:
     """As much of `subprocess.Popen` as launchers and teams ask. Not our child: the origin waits for it, and tells us."""
 
@@ -82,7 +89,7 @@ class Forked:
         self.pid = int(self._link.recv(_ROOM))
 
     def wait(self, timeout: float | None = None) -> int:
-        if not select.select([self._link], [], [], timeout)[0]:
+        if not _readable(self._link.fileno(), timeout):
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return int(self._link.recv(_ROOM, socket.MSG_PEEK))  # and leave it there for whoever asks next, in any thread
 
@@ -194,7 +201,7 @@ class Child:
         self._fd = os.pidfd_open(pid)
 
     def wait(self, timeout: float | None = None) -> int:
-        if not select.select([self._fd], [], [], timeout)[0]:
+        if not _readable(self._fd, timeout):
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         with self._lock:
             if self._code is None:
