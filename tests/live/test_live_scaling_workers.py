@@ -113,8 +113,7 @@ async def test_random_kills_at_random_moments(model: Path, tmp_path: Path, alone
             await asyncio.sleep(0.02)
             fleet.head.want(role, dice.choice([1, 2, 2, 2]))
             await asyncio.sleep(dice.uniform(0, 2.0))
-            alive = [replica for replica in range(fleet.most) if fleet.launcher.pid(replica) is not None]
-            fleet.kill(dice.choice(alive))
+            await fleet.kill_one(dice)
             assert await streaming == alone
         await until_idle(fleet)
     assert replayed(tmp_path / "run") > 100
