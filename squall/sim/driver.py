@@ -156,7 +156,8 @@ class Driver:
         """A client does something: it is next."""
         self.now = at
         if type(event) is Cancelled:
-            self._cancel(event, at)
+            self._world.cancel(event.request, at)
+            self._let_go(at)
         self._messages.append(Send(ROUTER, event))
 
     def next_due(self) -> tuple[Nanos, int, MachineId] | None:
@@ -234,12 +235,13 @@ class Driver:
                 now = at
             elif limit < end:
                 seat, now, event = router, comes_at, coming
-                if type(event) is Cancelled:
-                    self._cancel(event, now)
                 comes_at, coming = next(clients, NOBODY)
                 limit = (comes_at << at_bits) + arrival
                 if limit > end:
                     limit = end
+                if type(event) is Cancelled:  # who was queued behind it may go on with what it has, like after any message
+                    self.offer(event, now)
+                    continue
             else:
                 break
             num_events += 1
@@ -269,10 +271,6 @@ class Driver:
         if not coming:
             del self._coming[at]
         return event
-
-    def _cancel(self, event: Cancelled, now: Nanos) -> None:
-        self._world.cancel(event.request, now)
-        self._let_go(now)
 
     def _let_go(self, now: Nanos) -> None:
         """Requests that waited for the end of another one arrive once their clients have thought."""

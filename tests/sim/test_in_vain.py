@@ -1,13 +1,18 @@
 """Simulations in which requests wait for a replica that never comes: they are refused, and the simulation ends."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec import Struct
 from msgspec.structs import replace
 
 from squall.config import Cluster, Config, Model, ReplicaSpec
+from squall.core.actions import AnyAction
+from squall.core.events import AnyEvent, Submitted
+from squall.core.fleet_view import RouteView
 from squall.core.metrics import Outcome, RunRecord
-from squall.core.types import SECOND
+from squall.core.types import SECOND, MachineId, Nanos, ReplicaId, Request
 from squall.fleet_tables import Fault, Fleet, Hazards, Replicas
 from squall.perf.catalogue import resolve_model
 from squall.perf.hardware import resolve_gpu
@@ -37,10 +42,10 @@ def config(scale: Any, replicas: int | Replicas, **more: Any) -> Config:
     )
 
 
-def play(of: Config, requests: list[OfferedRequest]) -> RunRecord:
+def play(of: Config, requests: list[OfferedRequest], **more: Any) -> RunRecord:
     model, gpu = resolve_model(of.model.name), resolve_gpu(of.cluster.gpu)
     latency, _ = prepare(of, model, gpu)[:2]
-    return simulate(of, requests, latency, 1000, ground=ground(of, model, gpu, latency, 1000))
+    return simulate(of, requests, latency, 1000, ground=ground(of, model, gpu, latency, 1000), **more)
 
 
 @pytest.mark.parametrize(("scale", "replicas"), [(Ttft(), ELASTIC), (Fixed(), ELASTIC), (Fixed(), 2)])
@@ -90,3 +95,24 @@ def test_a_pipeline_goes_on_when_a_replica_dies_with_batches_on_their_way() -> N
     of = config(Fixed(), 2, replica=ReplicaSpec(pp=2), faults=(Fault(1.0, "replica", 0),), workload=workload)
     record = rehearse(replace(of, cluster=Cluster("h100-sxm", 1, 8)))
     assert {row.outcome for row in record.requests} == {Outcome.COMPLETED}
+
+
+class Stubborn(Struct, frozen=True):
+    """The last replica for everybody, and for request 0 no other."""
+
+    def choose(self, request: Request, view: RouteView) -> ReplicaId | None:
+        return None if request.id == 0 and view.get(1) is None else view.replicas[-1].replica
+
+
+def test_whoever_is_let_by_because_the_one_before_it_is_cancelled_goes_on_with_the_tokens_that_it_had() -> None:
+    sent: list[Submitted] = []
+
+    def log(_now: Nanos, _machine: MachineId, event: AnyEvent, _actions: Sequence[AnyAction]) -> None:
+        if isinstance(event, Submitted) and event.request.id == 1:
+            sent.append(event)
+
+    of = config(Fixed(), 2, route=Stubborn(), faults=GONE[1:])
+    requests = [OfferedRequest(0, 0, 100, 500), OfferedRequest(1, 0, 100, 500)]
+    record = play(of, requests, cancellations=[(5 * SECOND, 0)], log=log)
+    assert [(row.outcome, row.replica) for row in record.requests] == [(Outcome.CANCELLED, 1), (Outcome.COMPLETED, 0)]
+    assert [event.request.num_output_tokens > 0 for event in sent] == [False, True]
