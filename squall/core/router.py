@@ -131,7 +131,7 @@ class Router:
         backend = self._backends.get(event.replica)
         if backend is None:
             raise IllegalTransition(f"replica {event.replica} reports {event}, but is not up")
-        entries, rate = self._entries, self._rate
+        entries = self._entries
         for request in event.first:
             entry = entries.get(request)
             if entry is not None and entry.phase is WAITING and entry.backend is backend:
@@ -159,9 +159,8 @@ class Router:
             else:
                 backend.num_waiting -= 1
                 backend.num_waiting_tokens -= tokens
-            if now >= rate.until:
-                rate.roll(now)
-            rate.num_finished += 1
+        if event.finished:
+            self._rate.add(len(event.finished), now)
         if not backend.open:
             return self._emptied(backend)
         backend.index.changed(backend)

@@ -53,9 +53,14 @@ def fill_folder(directory: Path, config: Config) -> None:
         raise ConfigError(f"cannot write into the run directory {directory}: {error.strerror}") from None
 
 
+def parts_of(logs: Path) -> list[Path]:
+    """The logs of head and workers in `logs`, until they are merged."""
+    return sorted(logs.glob("events-*.jsonl.zst"))
+
+
 def merge_logs(logs: Path, target: Path, say: Say) -> None:
     """The logs of head and workers become one; their parts are not needed any more then."""
-    parts = sorted(logs.glob("events-*.jsonl.zst"))
+    parts = parts_of(logs)
     try:
         write_merged(parts, target)
     except (OSError, SquallError) as error:

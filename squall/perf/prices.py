@@ -252,22 +252,19 @@ class CurvePrices:
                 squares += length * length
                 if offset:  # a whole prompt costs no more than the chunk that stands for all, which is longer
                     pairs += length * offset
-                    for end, base, rise in self._chunk[length]:
-                        if offset < end:
-                            attention = (base + rise * offset) // length
-                            if attention > most:
-                                most = attention
-                            break
+                    most = max(most, self._behind(offset, length))
             length = (isqrt(4 * squares) + 1) // 2  # the root of the sum of their squares
             offset = pairs // length
-        if offset:
-            for end, base, rise in self._chunk[length]:
-                if offset < end:
-                    attention = (base + rise * offset) // length
-                    break
-        else:
-            attention = self._prompt[length]
+        attention = self._behind(offset, length) if offset else self._prompt[length]
         return tokens, last, attention if attention > most else most
+
+    def _behind(self, offset: int, length: int) -> int:
+        """Attention of a chunk of that length behind so many tokens."""
+        for piece in self._chunk[length]:  # the last one ends beyond all
+            if offset < piece[0]:
+                break
+        _, base, rise = piece
+        return (base + rise * offset) // length
 
     def _advance(self, decodes: int, length: int, offset: int, steps: int, price: int, growth: int) -> list[Progression]:
         """Several steps with a chunk whose offset advances by its length. Attention of decodes costs `price` in the first of them

@@ -15,7 +15,7 @@ from squall import config as configuration
 from squall.config import Config, Slo
 from squall.errors import ConfigError
 from squall.eventlog import Record, read, read_merged
-from squall.live.folder import logs_of
+from squall.live.folder import logs_of, parts_of
 from squall.pools import price_of
 from squall.quantities import counted
 from squall.report.recount import Recounted, recount
@@ -76,7 +76,7 @@ def _recount(path: Path, config: Config) -> Recounted:
 
 def _records(path: Path) -> Iterator[Record]:
     """Those of the merged log; of a head that still runs, or was killed, those of all its processes."""
-    whole, parts = path / EVENTS, _parts(path)
+    whole, parts = path / EVENTS, parts_of(logs_of(path))
     if not whole.is_file() and not parts:
         raise ConfigError(f"{path} has no event log to count from (serve.event_log); `squall replay` measures at the client")
     records = read(whole) if whole.is_file() else read_merged(parts)
@@ -84,10 +84,6 @@ def _records(path: Path) -> Iterator[Record]:
     if first is None:
         raise ConfigError(f"{path} cannot be reported yet: nothing is in its event log so far")
     return chain((first,), records)
-
-
-def _parts(path: Path) -> list[Path]:
-    return sorted(logs_of(path).glob("events-*.jsonl.zst"))
 
 
 def _summary(found: Recounted, config: Config) -> Summary:

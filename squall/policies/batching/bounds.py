@@ -30,3 +30,8 @@ def check_swap(preemption: Preemption, swap_blocks: int) -> None:
 def most_in_batch(max_num_seqs: int, num_stages: int) -> int:
     """Requests in one batch, where all batches of a pipeline together hold `max_num_seqs`."""
     return max_num_seqs // num_stages or 1
+
+
+def watermark_blocks(part: float, num_blocks: int, num_running: int) -> int:
+    """Blocks that an admission must leave free, lest the running ones be preempted at once. None for who runs alone."""
+    return int(part * num_blocks) if num_running else 0

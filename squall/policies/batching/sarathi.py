@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from squall.core.types import FOREVER
 from squall.core.views import ALL_DECODE, ALL_DECODE_CLOSED, BatchingView, Plan
-from squall.policies.batching.bounds import Preemption, at_least, check_swap, fraction, most_in_batch
+from squall.policies.batching.bounds import Preemption, at_least, check_swap, fraction, most_in_batch, watermark_blocks
 
 
 class Sarathi(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="sarathi"):
@@ -100,7 +100,6 @@ class Sarathi(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind",
         most = self.max_num_seqs - running
         if seats > most:
             seats = most
-        watermark = int(self.watermark * view.num_blocks)
         for work in view.waiting:
             if seats <= 0 or budget <= 0:
                 break
@@ -111,7 +110,7 @@ class Sarathi(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind",
                 cached, in_use = view.cached(work)
                 tokens -= cached * size
                 free += in_use
-            if free < watermark and (free < 0 or running or admit):
+            if free < watermark_blocks(self.watermark, view.num_blocks, running + len(admit)):
                 break
             if tokens > budget:
                 tokens = budget

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from squall.core.types import FOREVER
 from squall.core.views import ALL_DECODE, ALL_DECODE_CLOSED, BatchingView, Plan
-from squall.policies.batching.bounds import Preemption, at_least, check_swap, fraction, most_in_batch
+from squall.policies.batching.bounds import Preemption, at_least, check_swap, fraction, most_in_batch, watermark_blocks
 
 
 class VllmV0(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="vllm_v0"):
@@ -69,7 +69,6 @@ class VllmV0(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", 
         most = self.max_num_seqs - running
         if seats > most:
             seats = most
-        watermark = int(self.watermark * view.num_blocks)
         longest = 0
         for work in view.waiting:
             if seats <= 0:
@@ -82,7 +81,7 @@ class VllmV0(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", 
                 free += in_use
             if longest < tokens:
                 longest = tokens
-            if free < watermark and (free < 0 or running or admit):
+            if free < watermark_blocks(self.watermark, view.num_blocks, running + len(admit)):
                 break
             if admit and (len(admit) + 1) * longest > self.max_num_batched_tokens:
                 break
