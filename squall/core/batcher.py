@@ -36,12 +36,11 @@ class Batcher:
         waiting, prefilling: the other requests.
         num_preemptions: so far.
         num_prefix_queries, num_prefix_hits: tokens looked up in the prefix cache at admission, and those found there.
-        hands_off: whoever has its first token decodes elsewhere.
     """
 
     __slots__ = (
         "_answer", "_batch", "_busy", "_cancelled", "_chunks", "_group", "_groups", "_looked_at", "_open", "_run", "_running",
-        "_taken", "block_size", "decode_blocks", "decodes", "free_blocks", "hands_off", "id", "num_blocks", "num_decodes",
+        "_taken", "block_size", "decode_blocks", "decodes", "free_blocks", "id", "num_blocks", "num_decodes",
         "num_preemptions", "num_prefix_hits", "num_prefix_queries", "num_stages", "policy", "pool", "preempted", "prefilling",
         "steps_since_mark", "waiting",
     )  # fmt: skip
@@ -67,7 +66,6 @@ class Batcher:
         self.free_blocks = num_blocks
         self.num_decodes = 0
         self.decode_blocks = 0
-        self.hands_off = False
         self._run: RunId = 0
         self._busy = False
         self._open = False  # an arrival cuts the run
@@ -111,11 +109,7 @@ class Batcher:
             self._group.step += steps
             self.steps_since_mark += steps
         if taken:
-            pool = self.pool
-            if pool.idle:
-                pool.take(taken)
-            else:
-                pool.num_available -= taken
+            self.pool.take(taken)
         for request in stopped:
             work = self._running[request]
             if work.group is not None:
@@ -166,13 +160,10 @@ class Batcher:
             self._drop(work)
             return
         self.prefilling.remove(work)
-        if self.hands_off:
-            self._decode(work)
-        else:
-            self._group.join(work)
+        self._decode(work)
 
     def _decode(self, work: Work) -> None:
-        """It has its first token, where not everybody decodes here."""
+        """It has its first token."""
         self._group.join(work)
 
     def _drop(self, work: Work) -> None:
@@ -186,10 +177,7 @@ class Batcher:
             if work.hashes and len(work.hashes) > (first := work.computed // self.block_size):
                 # they go on beyond the prompt only where the driver knows what is generated
                 work.shared += self.pool.share(work.hashes[first : tokens // self.block_size])
-        if work.shared:
-            self.pool.release(work.blocks, work.shared)
-        else:
-            self.pool.num_available += work.blocks
+        self.pool.release(work.blocks, work.shared)
 
     # -- the start of a run
 

@@ -109,7 +109,6 @@ class Replica(Batcher):
             self.handoffs = Handoffs(self.id, self.pool, self._running, self.block_size, seats_of(self.policy))
         before = self.handoffs.stirred
         actions = self.handoffs.handle(event)
-        self.hands_off = self.handoffs.holds
         if actions is None:
             raise TypeError(f"replica {self.id} cannot handle {type(event).__name__}")
         return actions if before or not self.handoffs.stirred else actions + self.nudge(now)
@@ -186,10 +185,10 @@ class Replica(Batcher):
         return bool(self.waiting) and self.waiting[0].generated > self.waiting[0].request.num_output_tokens
 
     def _decode(self, work: Work) -> None:
-        if self.handoffs is None or work.request.id in self._cancelled:
-            self._group.join(work)
-        else:
+        if self.handoffs is not None and self.handoffs.holds and work.request.id not in self._cancelled:
             self.handoffs.hold(work)
+        else:
+            self._group.join(work)
 
     # -- what hand-offs and pairs ask of it
 
@@ -202,6 +201,11 @@ class Replica(Batcher):
     def works_in_pair(self) -> bool:
         """See `handoff.Owner`."""
         return self.live is not None
+
+    @property
+    def hands_off(self) -> bool:
+        """Whoever has its first token decodes elsewhere."""
+        return self.handoffs is not None and self.handoffs.holds
 
     def _pair(self, event: LivePaired, now: Nanos) -> list[AnyAction]:
         if event.target == self.id:
